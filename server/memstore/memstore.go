@@ -1,0 +1,360 @@
+// Package memstore keeps idempotency records in memory: for tests, for
+// development and for services of one process that may forget their keys when
+// they stop.
+//
+// It gives every guarantee of [server.Store] for as long as the process lives.
+// Two processes do not see each other's records.
+package memstore
+
+import (
+	"cmp"
+	"container/heap"
+	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/idemhttp/idem/server"
+)
+
+// ErrFull is what a claim of a new key gets while the store is full of live
+// records. They are never dropped to make room.
+var ErrFull = errors.New("memstore: full of live records; raise MaxRecords or MaxBytes, or shorten the TTL")
+
+// Store is a [server.Store] in memory. The zero value is ready to use. A Store
+// is safe for concurrent use, must not be copied, and its fields must not be
+// changed after first use.
+//
+// Expired records make room for new ones when the store is full; [Store.Run]
+// deletes them earlier.
+type Store struct {
+	// MaxRecords is how many records are held. Zero means 1,000,000.
+	MaxRecords int
+	// MaxBytes is how many bytes of records are held before new keys are
+	// refused; operations that are under way then still complete. Zero means
+	// 256 MiB.
+	MaxBytes int64
+
+	records, bytes atomic.Int64
+	shards         [64]shard
+}
+
+var (
+	_ server.Store   = (*Store)(nil)
+	_ server.Cleaner = (*Store)(nil)
+	_ server.Stater  = (*Store)(nil)
+)
+
+// roomMade is how many expired records a claim deletes if it finds the store
+// full.
+const roomMade = 100
+
+// seed spreads the ids over the shards.
+var seed = maphash.MakeSeed()
+
+// shard holds the records of some ids. Nobody holds two of its locks at once.
+type shard struct {
+	mu       sync.Mutex
+	records  map[server.ID]*record
+	byExpiry expiryHeap // the same records, soonest expiry first
+}
+
+// record is one operation. It is guarded by its shard's lock, and is in the
+// shard for as long as it can be claimed, extended or completed.
+type record struct {
+	id          server.ID
+	fingerprint server.Fingerprint
+	operation   uuid.UUID
+	status      server.Status
+	attempt     int
+	owner       *lease // of the running attempt; nil if none runs
+	createdAt   time.Time
+	leaseUntil  time.Time
+	expiresAt   time.Time
+	response    *server.Response
+	size        int64
+	heapIndex   int
+}
+
+func (s *Store) shard(id server.ID) *shard {
+	return &s.shards[maphash.Comparable(seed, id)%uint64(len(s.shards))]
+}
+
+// Claim implements [server.Store].
+func (s *Store) Claim(ctx context.Context, req server.ClaimRequest) (server.Claim, error) {
+	if err := s.check(req); err != nil {
+		return server.Claim{}, err
+	}
+	if ctx.Err() != nil {
+		return server.Claim{}, context.Cause(ctx)
+	}
+	claim, err := s.claim(req)
+	if errors.Is(err, ErrFull) && s.cleanup(ctx, roomMade) > 0 {
+		claim, err = s.claim(req)
+	}
+	return claim, err
+}
+
+func (s *Store) check(req server.ClaimRequest) error {
+	if s.MaxRecords < 0 || s.MaxBytes < 0 {
+		return errors.New("memstore: MaxRecords and MaxBytes must not be negative")
+	}
+	if req.Lease < time.Millisecond || req.TTL < time.Millisecond {
+		return fmt.Errorf("memstore: lease (%v) and TTL (%v) must be at least a millisecond", req.Lease, req.TTL)
+	}
+	return nil
+}
+
+func (s *Store) claim(req server.ClaimRequest) (server.Claim, error) {
+	sh := s.shard(req.ID)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	now := time.Now()
+	rec := sh.records[req.ID]
+	if rec != nil && !now.Before(rec.expiresAt) {
+		s.remove(sh, rec)
+		rec = nil
+	}
+	if rec == nil {
+		rec = &record{id: req.ID, operation: uuid.New(), createdAt: now, size: recordSize(req.ID)}
+		if !s.add(sh, rec) {
+			return server.Claim{}, ErrFull
+		}
+	} else if !rec.claimable(req, now) {
+		return server.Claim{Record: rec.report(req.Fingerprint, now)}, nil
+	}
+	l := &lease{store: s, shard: sh, record: rec, ttl: req.TTL}
+	rec.fingerprint, rec.status, rec.owner, rec.response = req.Fingerprint, server.Processing, l, nil
+	rec.attempt++
+	rec.leaseUntil = now.Add(req.Lease)
+	sh.expireAt(rec, rec.leaseUntil.Add(req.TTL))
+	return server.Claim{Lease: l, Operation: server.Operation{
+		ID: rec.operation, Account: req.ID.Account, Key: req.ID.Key, Attempt: rec.attempt,
+	}}, nil
+}
+
+// claimable reports whether req may run the operation of a live record again.
+func (r *record) claimable(req server.ClaimRequest, now time.Time) bool {
+	if r.fingerprint.Differs(req.Fingerprint) {
+		return false
+	}
+	ownerLost := r.status == server.Processing && !now.Before(r.leaseUntil)
+	return r.status == server.Failed || ownerLost && req.Takeover == server.Rerun
+}
+
+// report is what a claim with the given fingerprint is told of r.
+func (r *record) report(f server.Fingerprint, now time.Time) server.Record {
+	rec := server.Record{
+		Status: r.status, Reused: r.fingerprint.Differs(f), Operation: r.operation, Attempt: r.attempt, Response: r.response,
+	}
+	if r.status == server.Processing {
+		rec.LeaseLeft = r.leaseUntil.Sub(now)
+	}
+	return rec
+}
+
+// Run deletes expired records every minute until ctx is done, and returns why
+// it is.
+func (s *Store) Run(ctx context.Context) error {
+	return (&server.Cleanup{Store: s}).Run(ctx)
+}
+
+// Cleanup implements [server.Cleaner].
+func (s *Store) Cleanup(ctx context.Context, limit int) (int, error) {
+	deleted := s.cleanup(ctx, limit)
+	if ctx.Err() != nil {
+		return deleted, context.Cause(ctx)
+	}
+	return deleted, nil
+}
+
+func (s *Store) cleanup(ctx context.Context, limit int) (deleted int) {
+	for i := range s.shards {
+		if ctx.Err() != nil || deleted >= limit {
+			break
+		}
+		deleted += s.cleanupShard(&s.shards[i], limit-deleted)
+	}
+	return deleted
+}
+
+func (s *Store) cleanupShard(sh *shard, limit int) (deleted int) {
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	now := time.Now()
+	for deleted < limit && len(sh.byExpiry) > 0 && !now.Before(sh.byExpiry[0].expiresAt) {
+		s.remove(sh, sh.byExpiry[0])
+		deleted++
+	}
+	return deleted
+}
+
+// Stats implements [server.Stater]. Its bytes are those that MaxBytes bounds.
+func (s *Store) Stats(context.Context) (server.Stats, error) {
+	stats := server.Stats{Bytes: s.bytes.Load()}
+	for i := range s.shards {
+		s.shards[i].count(&stats)
+	}
+	return stats, nil
+}
+
+func (sh *shard) count(stats *server.Stats) {
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	now := time.Now()
+	for _, rec := range sh.byExpiry {
+		switch rec.status {
+		case server.Processing:
+			stats.Processing++
+			stats.OldestProcessing = max(stats.OldestProcessing, now.Sub(rec.createdAt))
+		case server.Completed:
+			stats.Completed++
+		case server.Failed:
+			stats.Failed++
+		}
+		stats.CleanupLag = max(stats.CleanupLag, now.Sub(rec.expiresAt))
+	}
+}
+
+// lease is the ownership of one attempt. The record knows its latest owner.
+type lease struct {
+	store  *Store
+	shard  *shard
+	record *record
+	ttl    time.Duration // of the claim
+}
+
+// Context implements [server.Lease].
+func (l *lease) Context(parent context.Context) context.Context { return parent }
+
+// Extend implements [server.Lease].
+func (l *lease) Extend(ctx context.Context, d time.Duration) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	l.shard.mu.Lock()
+	defer l.shard.mu.Unlock()
+	if !l.owns() {
+		return server.ErrLeaseLost
+	}
+	l.record.leaseUntil = time.Now().Add(d)
+	l.shard.expireAt(l.record, l.record.leaseUntil.Add(l.ttl))
+	return nil
+}
+
+// Complete implements [server.Lease].
+func (l *lease) Complete(ctx context.Context, r server.Response, ttl time.Duration) (server.Record, error) {
+	if ctx.Err() != nil {
+		return server.Record{}, context.Cause(ctx)
+	}
+	l.shard.mu.Lock()
+	defer l.shard.mu.Unlock()
+	if !l.shard.holds(l.record) {
+		return server.Record{}, server.ErrLeaseLost
+	}
+	now := time.Now()
+	if l.record.status != server.Completed {
+		l.record.status, l.record.owner, l.record.response = server.Completed, nil, &r
+		l.store.grow(l.record, responseSize(r))
+		l.shard.expireAt(l.record, now.Add(ttl))
+	}
+	return l.record.report(l.record.fingerprint, now), nil
+}
+
+// Release implements [server.Lease].
+func (l *lease) Release(ctx context.Context, _ error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	l.shard.mu.Lock()
+	defer l.shard.mu.Unlock()
+	if l.owns() {
+		l.record.status, l.record.owner = server.Failed, nil
+		l.shard.expireAt(l.record, time.Now().Add(l.ttl))
+	}
+	return nil
+}
+
+// owns reports whether l is still the lease of a running attempt.
+func (l *lease) owns() bool { return l.shard.holds(l.record) && l.record.owner == l }
+
+func (sh *shard) holds(rec *record) bool { return sh.records[rec.id] == rec }
+
+func (sh *shard) expireAt(rec *record, t time.Time) {
+	rec.expiresAt = t
+	heap.Fix(&sh.byExpiry, rec.heapIndex)
+}
+
+// add puts rec into its shard unless the store is full.
+func (s *Store) add(sh *shard, rec *record) bool {
+	records, bytes := s.records.Add(1), s.bytes.Add(rec.size)
+	if records > int64(cmp.Or(s.MaxRecords, 1_000_000)) || bytes > cmp.Or(s.MaxBytes, 256<<20) {
+		s.records.Add(-1)
+		s.bytes.Add(-rec.size)
+		return false
+	}
+	if sh.records == nil {
+		sh.records = make(map[server.ID]*record)
+	}
+	sh.records[rec.id] = rec
+	heap.Push(&sh.byExpiry, rec)
+	return true
+}
+
+func (s *Store) grow(rec *record, n int64) {
+	rec.size += n
+	s.bytes.Add(n)
+}
+
+func (s *Store) remove(sh *shard, rec *record) {
+	delete(sh.records, rec.id)
+	heap.Remove(&sh.byExpiry, rec.heapIndex)
+	s.records.Add(-1)
+	s.bytes.Add(-rec.size)
+}
+
+// recordSize estimates the memory of a record without response.
+func recordSize(id server.ID) int64 {
+	const record, mapEntry = 256, 96
+	return int64(record + mapEntry + len(id.Account) + len(id.Key))
+}
+
+func responseSize(r server.Response) int64 {
+	const response, field = 80, 32
+	n := response + cap(r.Body)
+	for _, f := range r.Fields {
+		n += field + len(f.Name) + len(f.Value)
+	}
+	return int64(n)
+}
+
+// expiryHeap is a [heap.Interface] whose first record expires first. Each
+// record knows its place.
+type expiryHeap []*record
+
+func (h *expiryHeap) Len() int           { return len(*h) }
+func (h *expiryHeap) Less(i, j int) bool { return (*h)[i].expiresAt.Before((*h)[j].expiresAt) }
+
+func (h *expiryHeap) Swap(i, j int) {
+	(*h)[i], (*h)[j] = (*h)[j], (*h)[i]
+	(*h)[i].heapIndex, (*h)[j].heapIndex = i, j
+}
+
+func (h *expiryHeap) Push(x any) {
+	rec, _ := x.(*record) // never anything else
+	rec.heapIndex = len(*h)
+	*h = append(*h, rec)
+}
+
+func (h *expiryHeap) Pop() any {
+	last := len(*h) - 1
+	rec := (*h)[last]
+	(*h)[last] = nil
+	*h = (*h)[:last]
+	return rec
+}
