@@ -1,0 +1,330 @@
+package idem
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/idemhttp/idem/internal/redact"
+)
+
+// RoundTripper returns c as a transport, to be put under an *http.Client or
+// another SDK:
+//
+//	sdk := &http.Client{Transport: client.RoundTripper()}
+//
+// One call is one operation. As the contract of [http.RoundTripper] demands, an
+// answer is returned as it is, a conflict included, and also the last answer of
+// an operation that was given up, unless it says that the operation is in
+// progress. A redirect that the caller's client follows never gets a key of its
+// own; to another origin no key goes along, and no keyed write goes at all.
+func (c *Client) RoundTripper() http.RoundTripper { return roundTripper{c} }
+
+type roundTripper struct{ client *Client }
+
+func (t roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
+	hop := req
+	if req.Response != nil {
+		var err error
+		if hop, err = t.client.redirected(req); err != nil {
+			if req.Body != nil {
+				_ = req.Body.Close()
+			}
+			return nil, err
+		}
+	}
+	call, err := t.client.requestCall(hop)
+	if err != nil {
+		return nil, err
+	}
+	x, err := call.run(req.Context())
+	if err == nil {
+		return x.resp, nil
+	}
+	var given *IncompleteError
+	if errors.As(err, &given) && given.answer != nil {
+		return given.answer, nil
+	}
+	return nil, err
+}
+
+// redirected returns req, which a redirect led to, with the key that it may
+// carry: that of the request before it on the same origin, or none.
+func (c *Client) redirected(req *http.Request) (*http.Request, error) {
+	field := c.dialect().keyField()
+	before := req.Response.Request
+	hop := req.Clone(req.Context())
+	for name := range hop.Header {
+		if strings.EqualFold(name, field) {
+			delete(hop.Header, name)
+		}
+	}
+	hop.Header[field] = nil
+	if before == nil || before.URL == nil {
+		return hop, nil
+	}
+	lines, _ := fieldLines(before.Header, field)
+	switch {
+	case isSafe(req.Method) || len(lines) == 0:
+	case sameOrigin(before.URL, req.URL):
+		hop.Header[field] = lines
+	default:
+		return nil, &UsageError{Field: "redirect", Reason: "a keyed write is not sent on to another origin, " + origin(req.URL)}
+	}
+	return hop, nil
+}
+
+const maxRedirects = 10
+
+// following sends a request without a key and follows redirects as
+// [http.Client] does, but for the fields of Client.Header and the key, which
+// another origin does not get.
+func (c *Client) following(req *http.Request) (*http.Response, error) {
+	client := &http.Client{Transport: c.transport(), CheckRedirect: func(next *http.Request, via []*http.Request) error {
+		if len(via) >= maxRedirects {
+			return errTooManyRedirects
+		}
+		if sameOrigin(via[0].URL, next.URL) {
+			return nil
+		}
+		next.Header.Del(c.dialect().keyField())
+		for name := range c.Header {
+			next.Header.Del(name)
+		}
+		return nil
+	}}
+	return client.Do(req)
+}
+
+var errTooManyRedirects = fmt.Errorf("idem: stopped after %d redirects", maxRedirects)
+
+func sameOrigin(a, b *url.URL) bool { return origin(a) == origin(b) }
+
+// origin returns scheme, host and port of u, the port also where it is the
+// scheme's own.
+func origin(u *url.URL) string {
+	port := u.Port()
+	if port == "" {
+		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
+	}
+	return u.Scheme + "://" + net.JoinHostPort(strings.ToLower(u.Hostname()), port)
+}
+
+// exchange is one attempt on the wire: a request and what came back.
+type exchange struct {
+	Attempt
+	ctx      context.Context //nolint:containedctx // as the AttemptStart hook returned it, for the other hooks
+	resp     *http.Response  // nil if Err is set
+	body     []byte          // what was read of the answer's body
+	whole    bool            // that is all of it
+	tooLarge error           // it is beyond MaxResponseBytes
+	verdict  Verdict
+	cancel   context.CancelFunc
+	timer    *time.Timer // of AttemptTimeout, or nil
+	timedOut atomic.Bool
+	evidence evidence
+}
+
+// evidence is what httptrace proves about an attempt.
+type evidence struct {
+	asked, connected atomic.Bool
+	sends            atomic.Int32
+}
+
+func (e *evidence) trace() *httptrace.ClientTrace {
+	return &httptrace.ClientTrace{
+		GetConn:      func(string) { e.asked.Store(true) },
+		GotConn:      func(httptrace.GotConnInfo) { e.connected.Store(true) },
+		WroteHeaders: func() { e.sends.Add(1) },
+	}
+}
+
+// notSent reports whether it is proved that nothing was sent: a connection was
+// asked for and there was none. A transport that tells nothing proves nothing.
+func (e *evidence) notSent() bool { return e.asked.Load() && !e.connected.Load() }
+
+// exchange sends the request once. The answer's body is still to be read.
+func (c *call) exchange(ctx context.Context, number int) *exchange {
+	x := &exchange{Attempt: c.attempt(number)}
+	x.ctx = hooked(ctx, c.client.Trace.AttemptStart, x.Attempt)
+	ctx, x.cancel = context.WithCancel(x.ctx)
+	if limit := c.pacer.policy.AttemptTimeout; limit < NoLimit {
+		x.timer = time.AfterFunc(limit, func() {
+			x.timedOut.Store(true)
+			x.cancel()
+		})
+	}
+	resp, err := c.sendOnce(httptrace.WithClientTrace(ctx, x.evidence.trace()), number)
+	if err != nil {
+		x.fail(c, err)
+		return x
+	}
+	x.resp, x.Status, x.Header = resp, resp.StatusCode, resp.Header
+	x.Replayed = c.dialect.replayed(x.Header)
+	return x
+}
+
+func (c *call) sendOnce(ctx context.Context, number int) (*http.Response, error) {
+	req, err := c.fresh(ctx, number)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := c.send(req)
+	if err == nil && resp == nil {
+		err = errors.New("the transport returned neither an answer nor an error")
+	}
+	return resp, err
+}
+
+// fresh returns a request for one attempt, which shares nothing that can change
+// with those of other attempts.
+func (c *call) fresh(ctx context.Context, number int) (r *http.Request, err error) {
+	r = c.request.WithContext(ctx)
+	r.Header = c.request.Header.Clone()
+	if c.key != "" {
+		setBody(r, c.body)
+		return r, nil
+	}
+	if number > 1 && r.GetBody != nil {
+		r.Body, err = r.GetBody()
+	}
+	return r, err
+}
+
+// setBody makes body the body of r. The reader is of a type that net/http
+// knows, so that head and body leave in one write, and GetBody lets it send the
+// request again on another connection.
+func setBody(r *http.Request, body []byte) {
+	r.ContentLength = int64(len(body))
+	r.Body, r.GetBody = nil, nil
+	if len(body) == 0 {
+		return
+	}
+	r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
+	r.Body, _ = r.GetBody()
+}
+
+// fail ends the attempt without an answer that can be used.
+func (x *exchange) fail(c *call, err error) {
+	if x.timedOut.Load() {
+		err = &attemptTimeoutError{c.pacer.policy.AttemptTimeout}
+	}
+	x.close()
+	x.Err = c.transportError(err)
+	x.resp, x.Status, x.Header, x.Replayed = nil, 0, nil, false
+}
+
+// read reads the whole answer. A body that ends early, or not within the
+// attempt's time, fails the attempt.
+func (x *exchange) read(c *call) {
+	body, err := readBounded(x.resp.Body, c.client.maxResponseBytes())
+	var tooLarge *tooLargeError
+	if err != nil && !errors.As(err, &tooLarge) {
+		x.fail(c, err)
+		return
+	}
+	x.close()
+	if err != nil {
+		x.tooLarge = err
+	}
+	x.body, x.whole = body, err == nil
+	x.resp.Body = io.NopCloser(bytes.NewReader(body))
+}
+
+// What is read of an answer that is not used, so that its connection can serve
+// the next attempt.
+const (
+	drainBytes = 64 << 10
+	drainTime  = 250 * time.Millisecond
+)
+
+// drain reads the beginning of an answer that is not final and closes it.
+func (x *exchange) drain() {
+	if x.resp == nil || x.whole {
+		return
+	}
+	unread := x.resp.Body
+	limit := time.AfterFunc(drainTime, func() {
+		x.cancel()
+		_ = unread.Close()
+	})
+	defer limit.Stop()
+	body, err := io.ReadAll(io.LimitReader(unread, drainBytes+1))
+	x.close()
+	x.whole = err == nil && len(body) <= drainBytes
+	x.body = body[:min(len(body), drainBytes)]
+	x.resp.Body = io.NopCloser(bytes.NewReader(x.body))
+}
+
+// close ends the attempt on the wire. It may be called more than once.
+func (x *exchange) close() {
+	if x.timer != nil {
+		x.timer.Stop()
+	}
+	x.cancel()
+	if x.resp != nil {
+		_ = x.resp.Body.Close()
+	}
+}
+
+// handOver leaves the answer's body to the caller: from here on only his
+// context bounds it, and closing it ends the attempt.
+func (x *exchange) handOver() {
+	if x.timer != nil {
+		x.timer.Stop()
+	}
+	x.resp.Body = &handedOver{x.resp.Body, x.cancel}
+}
+
+type handedOver struct {
+	io.ReadCloser
+	cancel context.CancelFunc
+}
+
+func (b *handedOver) Close() error {
+	defer b.cancel()
+	return b.ReadCloser.Close()
+}
+
+// permanent reports whether err is one that no retry heals.
+func permanent(err error) bool {
+	if errors.Is(err, http.ErrSchemeMismatch) || errors.Is(err, errTooManyRedirects) {
+		return true
+	}
+	var remote *net.OpError
+	if errors.As(err, &remote) && remote.Op == "remote error" {
+		return true // a TLS alert, such as a demand for another certificate
+	}
+	return isA[*tls.CertificateVerificationError](err) || isA[tls.RecordHeaderError](err) ||
+		isA[x509.UnknownAuthorityError](err) || isA[x509.HostnameError](err) || isA[x509.CertificateInvalidError](err) ||
+		isA[*net.AddrError](err) || isA[*UsageError](err)
+}
+
+func isA[E error](err error) bool {
+	var target E
+	return errors.As(err, &target)
+}
+
+// transportError wraps err as net/http's client does, without anything secret.
+func (c *call) transportError(err error) error {
+	secrets := redact.Secrets(c.request.URL, c.request.Header, func(name string) bool {
+		return name == "Authorization" || name == "Proxy-Authorization" || name == "Cookie" || has(c.client.Header, name)
+	})
+	err = redact.Error(err, secrets, c.safeURL())
+	if isA[*url.Error](err) {
+		return err
+	}
+	method := c.method()
+	return &url.Error{Op: method[:1] + strings.ToLower(method[1:]), URL: c.safeURL(), Err: err}
+}
