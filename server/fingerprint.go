@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/binary"
-	"hash"
 	"io"
 	"maps"
 	"mime"
@@ -36,35 +35,46 @@ func (f Fingerprint) Differs(other Fingerprint) bool {
 const fingerprintVersion = 1
 
 // fingerprintOf computes the fingerprint of r with the given body: a SHA-256
-// over its method, path, query, media type, content coding and body. Scheme,
+// over its method, path, query, content coding, media type and body. Scheme,
 // host and other fields are no part of it.
 //
 // Everything is compared as it is spelled, but for this:
 //
-//   - Parameters of the query and of a form may be reordered, as long as the
-//     values of a repeated name keep their order.
-//   - Of the media type, case and white space do not matter, nor the order of
-//     its parameters.
-//   - JSON is compared by value, though numbers by spelling (package
-//     canonjson), and charset=utf-8 says nothing about it.
+//   - The parameters of a query or form may be reordered, as long as the values
+//     of a repeated name keep their order.
+//   - Case and white space in the media type do not matter, nor does the order
+//     of its parameters.
+//   - JSON is compared as package canonjson does, with or without charset=utf-8.
 //   - The boundary of a multipart body does not matter.
 //
 // A body that is not what its media type says, or that has a content coding,
-// counts as plain bytes; nothing is ever decompressed.
+// counts as the bytes it is made of. Nothing is ever decompressed.
 func fingerprintOf(r *http.Request, body []byte) Fingerprint {
-	s := sum{sha256.New()}
-	s.part("idem request")
-	s.part(r.Method)
-	s.part(r.URL.EscapedPath())
-	s.part(requestPath(r))
-	s.pairs(r.URL.RawQuery)
-	s.content(r.Header, body)
-	return Fingerprint{fingerprintVersion, [sha256.Size]byte(s.Sum(nil))}
+	mediaType, form, canonical := content(r.Header, body)
+	head := appendTexts(nil, "idem request", r.Method, requestedPath(r), r.URL.EscapedPath(), sortPairs(r.URL.RawQuery))
+	head = appendTexts(head, r.Header["Content-Encoding"]...)
+	head = appendTexts(head, mediaType...)
+	head = appendTexts(head, form)
+	h := sha256.New()
+	h.Write(head)
+	h.Write(canonical)
+	return Fingerprint{fingerprintVersion, [sha256.Size]byte(h.Sum(nil))}
 }
 
-// requestPath returns the path that the client asked for, which r.URL no
-// longer tells behind a router that strips prefixes.
-func requestPath(r *http.Request) string {
+// appendTexts appends a list so that different sequences of lists never make
+// the same bytes: each list is preceded by its length, and so is each text.
+func appendTexts(dst []byte, texts ...string) []byte {
+	dst = binary.BigEndian.AppendUint64(dst, uint64(len(texts)))
+	for _, text := range texts {
+		dst = binary.BigEndian.AppendUint64(dst, uint64(len(text)))
+		dst = append(dst, text...)
+	}
+	return dst
+}
+
+// requestedPath returns the path that the client asked for. Behind a router
+// that strips prefixes, r.URL no longer tells.
+func requestedPath(r *http.Request) string {
 	path, _, _ := strings.Cut(r.RequestURI, "?")
 	if _, rest, absolute := strings.Cut(path, "://"); absolute && path[0] != '/' {
 		_, path, _ = strings.Cut(rest, "/")
@@ -73,137 +83,109 @@ func requestPath(r *http.Request) string {
 	return path
 }
 
-// sum is a hash over parts, each preceded by its length, so that no two
-// sequences of parts are the same bytes.
-type sum struct{ hash.Hash }
+// maxPairs is how many parameters are sorted. It is the limit of package
+// net/url; more of them, which no handler can read, count as they stand.
+const maxPairs = 10_000
 
-func (s sum) length(n int) {
-	var b [8]byte
-	binary.BigEndian.PutUint64(b[:], uint64(n))
-	s.Write(b[:])
-}
-
-func (s sum) part(p string) { s.bytes([]byte(p)) }
-
-func (s sum) bytes(p []byte) {
-	s.length(len(p))
-	s.Write(p)
-}
-
-func (s sum) parts(ps []string) {
-	s.length(len(ps))
-	for _, p := range ps {
-		s.part(p)
+// sortPairs sorts the parameters of a query or form by their names, as these
+// read when unescaped. Their spelling stays.
+func sortPairs(encoded string) string {
+	if strings.Count(encoded, "&") >= maxPairs {
+		return encoded
 	}
-}
-
-// pairs adds the parameters of a query or form, sorted by their names as these
-// read when unescaped, otherwise as they are spelled.
-func (s sum) pairs(encoded string) {
 	type pair struct{ name, spelled string }
 	var pairs []pair
 	for spelled := range strings.SplitSeq(encoded, "&") {
-		escaped, _, _ := strings.Cut(spelled, "=")
-		name, err := url.QueryUnescape(escaped)
-		if err != nil {
-			name = escaped
-		}
-		pairs = append(pairs, pair{name, spelled})
+		pairs = append(pairs, pair{pairName(spelled), spelled})
 	}
 	slices.SortStableFunc(pairs, func(a, b pair) int { return strings.Compare(a.name, b.name) })
-	s.length(len(pairs))
+	sorted := make([]byte, 0, len(encoded)+1)
 	for _, p := range pairs {
-		s.part(p.spelled)
+		sorted = append(append(sorted, p.spelled...), '&')
 	}
+	return string(sorted[:len(encoded)])
 }
 
-// content adds the body and the fields that say what it is.
-func (s sum) content(h http.Header, body []byte) {
-	s.parts(h["Content-Encoding"])
-	mediaType, params, err := mime.ParseMediaType(h.Get("Content-Type"))
-	if err != nil || len(h["Content-Type"]) != 1 {
-		s.part("unknown")
-		s.parts(h["Content-Type"])
-		s.raw(body)
-		return
+func pairName(pair string) string {
+	escaped, _, _ := strings.Cut(pair, "=")
+	name, err := url.QueryUnescape(escaped)
+	if err != nil {
+		return escaped
 	}
-	s.part("known")
-	s.part(mediaType)
+	return name
+}
 
-	isJSON := mediaType == "application/json" || strings.HasSuffix(mediaType, "+json")
-	if isJSON && strings.EqualFold(params["charset"], "utf-8") {
-		delete(params, "charset")
+// content describes the media type of a body, and returns the body in its
+// canonical form together with the name of that form.
+func content(h http.Header, body []byte) (mediaType []string, form string, canonical []byte) {
+	types := h["Content-Type"]
+	if len(types) != 1 {
+		return append([]string{"untyped"}, types...), "bytes", body
 	}
-	isMultipart := strings.HasPrefix(mediaType, "multipart/")
-	boundary := params["boundary"]
-	coded := len(h["Content-Encoding"]) > 0
+	name, params, err := mime.ParseMediaType(types[0])
+	if err != nil {
+		return append([]string{"untyped"}, types...), "bytes", body
+	}
+	form, canonical = "bytes", body
+	if len(h["Content-Encoding"]) == 0 {
+		form, canonical = canonicalBody(name, params, body)
+	}
+	mediaType = []string{"typed", name}
+	for _, param := range slices.Sorted(maps.Keys(params)) {
+		mediaType = append(mediaType, param, params[param])
+	}
+	return mediaType, form, canonical
+}
+
+// canonicalBody deletes those params that say nothing about the canonical form.
+func canonicalBody(mediaType string, params map[string]string, body []byte) (form string, canonical []byte) {
 	switch {
-	case coded:
-	case isJSON && params["charset"] == "":
-		if canonical, ok := canonjson.Append(nil, body); ok {
-			s.params(params)
-			s.part("json")
-			s.bytes(canonical)
-			return
+	case mediaType == "application/json" || strings.HasSuffix(mediaType, "+json"):
+		if strings.EqualFold(params["charset"], "utf-8") {
+			delete(params, "charset")
+		}
+		canonical, ok := canonjson.Append(nil, body)
+		if ok && params["charset"] == "" {
+			return "json", canonical
 		}
 	case mediaType == "application/x-www-form-urlencoded":
-		s.params(params)
-		s.part("form")
-		s.pairs(string(body))
-		return
-	case isMultipart:
-		if parts, ok := multipartSum(body, boundary); ok {
+		return "form", []byte(sortPairs(string(body)))
+	case strings.HasPrefix(mediaType, "multipart/") && params["boundary"] != "":
+		if canonical, ok := canonicalParts(body, params["boundary"]); ok {
 			delete(params, "boundary")
-			s.params(params)
-			s.part("multipart")
-			s.bytes(parts)
-			return
+			return "multipart", canonical
 		}
 	}
-	s.params(params)
-	s.raw(body)
+	return "bytes", body
 }
 
-func (s sum) raw(body []byte) {
-	s.part("raw")
-	s.bytes(body)
-}
-
-func (s sum) params(params map[string]string) {
-	s.length(len(params))
-	for _, name := range slices.Sorted(maps.Keys(params)) {
-		s.part(name)
-		s.part(params[name])
-	}
-}
-
-// maxParts is how many parts of a multipart body are told apart, as many as
-// package mime/multipart reads.
+// maxParts is how many parts of a multipart body are told apart. It is the
+// limit of package mime/multipart.
 const maxParts = 1000
 
-// multipartSum returns a sum over the parts of a multipart body, which does not
-// depend on the boundary between them.
-func multipartSum(body []byte, boundary string) ([]byte, bool) {
-	s := sum{sha256.New()}
+// canonicalParts returns the fields of each part and a sum of its content, none
+// of which depends on the boundary between the parts.
+func canonicalParts(body []byte, boundary string) ([]byte, bool) {
+	var canonical []byte
 	parts := multipart.NewReader(bytes.NewReader(body), boundary)
-	for range maxParts {
+	for range maxParts + 1 {
 		part, err := parts.NextRawPart()
-		if err == io.EOF {
-			return s.Sum(nil), true
+		if err == io.EOF { // a wrapped one says that the last boundary is missing
+			return canonical, true
 		}
 		if err != nil {
 			return nil, false
 		}
-		s.length(len(part.Header))
-		for _, name := range slices.Sorted(maps.Keys(part.Header)) {
-			s.part(name)
-			s.parts(part.Header[name])
+		names := slices.Sorted(maps.Keys(part.Header))
+		canonical = appendTexts(canonical, names...)
+		for _, name := range names {
+			canonical = appendTexts(canonical, part.Header[name]...)
 		}
-		content := sha256.New()
-		if _, err := io.Copy(content, part); err != nil {
+		h := sha256.New()
+		if _, err := io.Copy(h, part); err != nil {
 			return nil, false
 		}
-		s.Write(content.Sum(nil))
+		canonical = h.Sum(canonical)
 	}
 	return nil, false
 }

@@ -137,6 +137,13 @@ func (rec *recorder) inform(status int) {
 	replace(h, rec.before)
 }
 
+// begin answers 200 if the handler has not said anything else.
+func (rec *recorder) begin() {
+	if rec.status == 0 {
+		rec.freeze(http.StatusOK)
+	}
+}
+
 func (rec *recorder) freeze(status int) {
 	rec.status, rec.frozen = status, rec.header.Clone()
 	length := rec.frozen.Get("Content-Length")
@@ -153,65 +160,52 @@ func (rec *recorder) freeze(status int) {
 }
 
 // Write implements [http.ResponseWriter].
-func (rec *recorder) Write(p []byte) (int, error) { return record(rec, p) }
-
-// WriteString implements [io.StringWriter].
-func (rec *recorder) WriteString(s string) (int, error) { return record(rec, s) }
-
-func record[T []byte | string](rec *recorder, p T) (int, error) {
-	if err := rec.accept(int64(len(p))); err != nil || len(p) == 0 {
+func (rec *recorder) Write(p []byte) (int, error) {
+	if err := rec.admit(int64(len(p))); err != nil {
 		return 0, err
 	}
-	if !rec.dropped {
-		rec.body = append(rec.body, p...)
-	}
+	rec.written += int64(len(p))
 	if rec.passing {
-		return rec.pass([]byte(p))
+		return rec.pass(p)
 	}
-	return len(p), nil
+	held := min(int64(len(p)), rec.maxBuffered-int64(len(rec.body)))
+	rec.body = append(rec.body, p[:held]...)
+	if held == int64(len(p)) {
+		return len(p), nil
+	}
+	rec.letPass()
+	n, err := rec.pass(p[held:])
+	return int(held) + n, err
 }
 
-// accept decides whether the handler may write n more bytes, and makes room
-// for them.
-func (rec *recorder) accept(n int64) error {
+// admit decides whether the handler may write n more bytes.
+func (rec *recorder) admit(n int64) error {
+	if err := rec.closed(); err != nil {
+		return err
+	}
+	rec.begin()
+	switch {
+	case n == 0:
+		return nil
+	case !bodyAllowed(rec.status):
+		return http.ErrBodyNotAllowed
+	case rec.declared >= 0 && n > rec.declared-rec.written:
+		return http.ErrContentLength
+	case rec.atomic && n > rec.maxBuffered-rec.written:
+		rec.broken, rec.body = errBufferFull, nil
+	}
+	return rec.broken
+}
+
+// closed returns why nothing can be written any more, or nil.
+func (rec *recorder) closed() error {
 	if rec.hijacked {
 		return http.ErrHijacked
 	}
 	if rec.finished {
 		return errAfterFinish
 	}
-	if rec.status == 0 {
-		rec.freeze(http.StatusOK)
-	}
-	if n == 0 {
-		return nil
-	}
-	if !bodyAllowed(rec.status) {
-		return http.ErrBodyNotAllowed
-	}
-	if rec.broken != nil {
-		return rec.broken
-	}
-	if rec.declared >= 0 && n > rec.declared-rec.written {
-		return http.ErrContentLength
-	}
-	if !rec.passing && n > rec.maxBuffered-rec.written {
-		if rec.atomic {
-			rec.broken, rec.body = errBufferFull, nil
-			return rec.broken
-		}
-		rec.letPass()
-	}
-	rec.written += n
-	rec.drop()
 	return nil
-}
-
-// drop gives up recording a passing body that has become too large to keep.
-func (rec *recorder) drop() {
-	if rec.passing && rec.written > rec.maxStored {
-		rec.dropped, rec.body = true, nil
-	}
 }
 
 // letPass sends what was held back and lets the rest of the answer pass.
@@ -222,22 +216,34 @@ func (rec *recorder) letPass() {
 	rec.passing = true
 	rec.sniff()
 	rec.commit()
-	if len(rec.body) > 0 {
-		_, _ = rec.pass(rec.body)
-	}
-	rec.drop()
+	rec.transmit(rec.body)
+	rec.keep(nil)
 }
 
-// pass writes to the client. As long as the body is recorded, an error is kept
-// from the handler: who cannot reach this client still works for the replay.
+// pass sends p at once. As long as the body is kept, an error stays hidden
+// from the handler, which still works for the replay.
 func (rec *recorder) pass(p []byte) (int, error) {
-	if rec.sendErr == nil {
-		_, rec.sendErr = rec.outer.Write(p)
-	}
+	rec.keep(p)
+	rec.transmit(p)
 	if rec.dropped && rec.sendErr != nil {
 		return 0, rec.sendErr
 	}
 	return len(p), nil
+}
+
+// keep records p, which has been counted, unless the body is too large now.
+func (rec *recorder) keep(p []byte) {
+	if rec.written > rec.maxStored {
+		rec.dropped, rec.body = true, nil
+		return
+	}
+	rec.body = append(rec.body, p...)
+}
+
+func (rec *recorder) transmit(p []byte) {
+	if len(p) > 0 && rec.sendErr == nil {
+		_, rec.sendErr = rec.outer.Write(p)
+	}
 }
 
 // commit sends the header: the handler's in place of the outer one, and our
@@ -264,15 +270,10 @@ func (rec *recorder) FlushError() error {
 	if !rec.canFlush() {
 		return http.ErrNotSupported
 	}
-	if rec.hijacked {
-		return http.ErrHijacked
+	if err := rec.closed(); err != nil {
+		return err
 	}
-	if rec.finished {
-		return errAfterFinish
-	}
-	if rec.status == 0 {
-		rec.freeze(http.StatusOK)
-	}
+	rec.begin()
 	rec.letPass()
 	if rec.sendErr == nil {
 		rec.sendErr = http.NewResponseController(rec.outer).Flush()
@@ -309,9 +310,7 @@ func (rec *recorder) finish() (resp Response, final bool, err error) {
 	if rec.hijacked {
 		return Response{StatusCode: cmp.Or(rec.status, http.StatusSwitchingProtocols), NotKept: true}, true, nil
 	}
-	if rec.status == 0 {
-		rec.freeze(http.StatusOK)
-	}
+	rec.begin()
 	if rec.declared > rec.written && rec.method != http.MethodHead && bodyAllowed(rec.status) {
 		rec.broken = cmp.Or(rec.broken, errShortBody)
 	}

@@ -8,7 +8,10 @@
 // 9007199254740992 would be one.
 package canonjson
 
-import "unicode/utf8"
+import (
+	"slices"
+	"unicode/utf8"
+)
 
 // maxDepth is how deep arrays and objects may be nested in one another.
 const maxDepth = 1000
@@ -25,7 +28,7 @@ func Append(dst, src []byte) ([]byte, bool) {
 	if !utf8.Valid(src) || !s.text() {
 		return dst, false
 	}
-	w := writer{src: src, members: s.members, objects: s.objects, dst: dst}
+	w := writer{src: src, members: s.members, objects: s.objects, dst: slices.Grow(dst, len(src))}
 	w.space()
 	w.value()
 	return w.dst, true

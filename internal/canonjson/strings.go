@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	escapes = `"\/bfnrt`         // what may follow a backslash, apart from u
+	escapes = `"\/bfnrt`        // what may follow a backslash, apart from u
 	escaped = "\"\\/\b\f\n\r\t" // what it means there
 )
 
