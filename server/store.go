@@ -81,7 +81,8 @@ type ClaimRequest struct {
 //     time left of it, and with the interim response if there is one.
 //   - A failed record is claimed again: same operation id, attempt one higher.
 //   - A record that is processing while its lease is over is claimed again in
-//     the same way, or, with Refuse, reported with LeaseLeft at or below zero.
+//     the same way, and the claim says that it was taken over; or, with
+//     Refuse, it is reported with LeaseLeft at or below zero.
 //   - Expiry and lease are judged by one clock, the store's own. A claim sets
 //     the expiry to the end of the lease plus TTL, so that the record of a
 //     dead owner ends too.
@@ -100,6 +101,7 @@ type Store interface {
 type Claim struct {
 	Lease     Lease
 	Operation Operation
+	TakenOver bool // the attempt before was lost: its lease had ended without an answer
 	Record    Record
 }
 
@@ -190,4 +192,9 @@ var (
 	// ErrRestart says that nothing of the attempt is durable and that the
 	// operation is to be run again from its claim.
 	ErrRestart = errors.New("idem: nothing was committed, run again")
+	// ErrRolledBack says that a Complete was refused because of what the
+	// handler did, for instance go on after an error of its transaction:
+	// nothing of the attempt is durable, and running it again at once would
+	// not help. The client gets 500 instead of the handler's answer.
+	ErrRolledBack = errors.New("idem: the handler's transaction had failed and was rolled back")
 )

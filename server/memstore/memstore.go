@@ -128,12 +128,13 @@ func (s *Store) claim(req server.ClaimRequest) (server.Claim, error) {
 	} else if !rec.claimable(req, now) {
 		return server.Claim{Record: rec.report(req.Fingerprint, now)}, nil
 	}
+	takenOver := rec.status == server.Processing
 	l := &lease{store: s, shard: sh, record: rec, ttl: req.TTL}
 	rec.fingerprint, rec.status, rec.owner, rec.response = req.Fingerprint, server.Processing, l, nil
 	rec.attempt++
 	rec.leaseUntil = now.Add(req.Lease)
 	sh.expireAt(rec, rec.leaseUntil.Add(req.TTL))
-	return server.Claim{Lease: l, Operation: server.Operation{
+	return server.Claim{Lease: l, TakenOver: takenOver, Operation: server.Operation{
 		ID: rec.operation, Account: req.ID.Account, Key: req.ID.Key, Attempt: rec.attempt,
 	}}, nil
 }

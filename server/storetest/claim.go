@@ -124,7 +124,7 @@ var claimCases = []testCase{
 	{
 		name: "a lost owner is taken over by one claim",
 		rule: "A record that is processing while its lease is over is claimed again, by exactly one of any number of " +
-			"concurrent claims: same operation id, attempt one higher.",
+			"concurrent claims: same operation id, attempt one higher. The claim says that it was taken over, and no other does.",
 		leaseOnly: true,
 		run: func(c *checker) {
 			req := c.request("key")
@@ -132,7 +132,14 @@ var claimCases = []testCase{
 			first := c.owns(c.store, req)
 			c.pauses(2 * brief)
 			req.Lease = long
-			c.isAttempt(c.oneOwns(c.claimsAtOnce(50, req), req), first.Operation.ID, 2)
+			second := c.oneOwns(c.claimsAtOnce(50, req), req)
+			c.isAttempt(second, first.Operation.ID, 2)
+			c.releases(second)
+			third := c.owns(c.store, req)
+			if first.TakenOver || !second.TakenOver || third.TakenOver {
+				c.Errorf("TakenOver is %t for a first attempt, %t after a lost owner and %t after a release, want false, true, false",
+					first.TakenOver, second.TakenOver, third.TakenOver)
+			}
 		},
 	},
 	{

@@ -1,0 +1,120 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+)
+
+// attempt is one execution of an operation, by the owner of claim.
+type attempt struct {
+	claim      Claim
+	lease, ttl time.Duration
+	timeout    time.Duration // of each call of the store
+}
+
+// errEnded says that the record had expired before the attempt was completed:
+// the key has been used again, or could be.
+var errEnded = errors.New("idem: the record had expired before the operation was completed")
+
+// complete returns the completed record, whoever completed it.
+func (a attempt) complete(ctx context.Context, r Response) (Record, error) {
+	ctx, cancel := context.WithTimeout(ctx, a.timeout)
+	defer cancel()
+	rec, err := a.claim.Lease.Complete(ctx, r, a.ttl)
+	if err != nil {
+		return Record{}, err
+	}
+	if rec.Operation != a.claim.Operation.ID || rec.Status != Completed || rec.Response == nil {
+		return Record{}, errEnded
+	}
+	return rec, nil
+}
+
+// undecided reports whether an error of complete leaves open whether the
+// response was stored.
+func undecided(err error) bool {
+	for _, decided := range []error{errEnded, ErrLeaseLost, ErrRestart, ErrRolledBack} {
+		if errors.Is(err, decided) {
+			return false
+		}
+	}
+	return err != nil
+}
+
+// completeLate goes on completing until that is decided, ctx is done or the
+// record must have expired. It keeps the lease if the store lets it.
+func (a attempt) completeLate(ctx context.Context, r Response) (Record, error) {
+	expiry := time.Now().Add(a.lease + a.ttl)
+	longest := min(5*time.Second, a.lease/3)
+	for pause := min(100*time.Millisecond, longest); ; pause = min(2*pause, longest) {
+		select {
+		case <-time.After(pause/2 + rand.N(pause)):
+		case <-ctx.Done():
+			return Record{}, context.Cause(ctx)
+		}
+		rec, err := a.complete(ctx, r)
+		if !undecided(err) {
+			return rec, err
+		}
+		switch extendErr := a.extend(ctx); {
+		case extendErr == nil:
+			expiry = time.Now().Add(a.lease + a.ttl)
+		case time.Now().After(expiry):
+			return Record{}, err
+		}
+	}
+}
+
+func (a attempt) release(ctx context.Context, cause error) error {
+	ctx, cancel := context.WithTimeout(ctx, a.timeout)
+	defer cancel()
+	return a.claim.Lease.Release(ctx, cause)
+}
+
+func (a attempt) extend(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, a.timeout)
+	defer cancel()
+	return a.claim.Lease.Extend(ctx, a.lease)
+}
+
+// keep extends the lease whenever a third of it is over, until it is lost or
+// stop is called. report is told what came of each extension, and nothing any
+// more once stop has returned.
+func (a attempt) keep(ctx context.Context, report func(error)) (stop func()) {
+	var (
+		mu      sync.Mutex
+		stopped bool
+		timer   *time.Timer
+	)
+	mu.Lock()
+	defer mu.Unlock()
+	timer = time.AfterFunc(a.lease/3, func() {
+		err := a.extend(ctx)
+		mu.Lock()
+		defer mu.Unlock()
+		if stopped {
+			return
+		}
+		report(err)
+		if !errors.Is(err, ErrLeaseLost) {
+			timer.Reset(a.lease / 3)
+		}
+	})
+	return func() {
+		mu.Lock()
+		defer mu.Unlock()
+		stopped = true
+		timer.Stop()
+	}
+}
+
+// same reports whether two responses read the same.
+func same(a, b Response) bool {
+	return a.StatusCode == b.StatusCode && a.NotKept == b.NotKept &&
+		slices.Equal(a.Fields, b.Fields) && bytes.Equal(a.Body, b.Body)
+}

@@ -1,0 +1,76 @@
+package server
+
+import (
+	"context"
+	"time"
+)
+
+// Result is what became of a request, in one word. It is fit for the label of
+// a metric.
+type Result string
+
+// The results of requests that the middleware governs.
+const (
+	ResultExecuted      Result = "executed"      // the handler ran, and its answer is final
+	ResultFailed        Result = "failed"        // the handler ran, and a retry will run it again
+	ResultReplayed      Result = "replayed"      // the stored answer was sent
+	ResultInFlight      Result = "in_flight"     // 202: another attempt is running
+	ResultReused        Result = "reused"        // 409: the key belongs to another request
+	ResultNotKept       Result = "not_kept"      // 409: done, but the answer was too large to keep
+	ResultIndeterminate Result = "indeterminate" // 409: the owner was lost, and Takeover is Refuse
+	ResultUnkeyed       Result = "unkeyed"       // passed through: keys are optional, and there was none
+	ResultMissing       Result = "missing"       // 400: no key
+	ResultInvalid       Result = "invalid"       // 400: a malformed key
+	ResultNoAccount     Result = "no_account"    // 401, or the status that the account function chose
+	ResultAccountError  Result = "account_error" // 503: the account function failed
+	ResultTooLarge      Result = "too_large"     // 413: the body is over MaxBody
+	ResultIncomplete    Result = "incomplete"    // 400: the body could not be read to its end
+	ResultStoreError    Result = "store_error"   // 503: the store failed, nothing was executed or nothing is durable
+
+	// ResultMisconfigured is the 500 of an invalid Middleware. It is never
+	// observed.
+	ResultMisconfigured Result = "misconfigured"
+
+	// ResultRecorded and ResultUnrecorded are the results of no request, but
+	// of a completion that had been Pending: it was written at last, or given
+	// up.
+	ResultRecorded   Result = "recorded"
+	ResultUnrecorded Result = "unrecorded"
+)
+
+// Event is what became of one request, for metrics and logs. Result, Method,
+// Pattern and StatusCode take few values; all else is for other purposes than
+// labels.
+type Event struct {
+	Result     Result
+	Method     string // as the middleware is configured, whatever its case in the request
+	Pattern    string // of the [http.ServeMux] outside, or ""
+	StatusCode int    // of the answer; 0 if there was none or it was not seen
+	// Operation has the account and key as far as they are known, and id and
+	// attempt if this request executed it.
+	Operation Operation
+	// TakenOver says that the attempt took over from one that was lost.
+	TakenOver bool
+	// Waited is how long the request waited for other attempts.
+	Waited time.Duration
+	// Handled is how long the handler ran, all reruns included.
+	Handled time.Duration
+	// Restarts is how often the handler was run again within this request.
+	Restarts int
+	// Extensions is how often the lease was extended.
+	Extensions int
+	// LeaseLost says that the lease ended while the handler ran, so that
+	// another attempt may have been executed at the same time.
+	LeaseLost bool
+	// Pending says that the answer was sent although it could not be recorded
+	// yet. ResultRecorded or ResultUnrecorded follows in an event of its own.
+	Pending bool
+	// Err is why, if the result is a failure that an operator should know of.
+	Err error
+}
+
+func (m *Middleware) observe(ctx context.Context, e Event) {
+	if m.Observe != nil {
+		m.Observe(ctx, e)
+	}
+}
