@@ -1,0 +1,144 @@
+package refserver
+
+import (
+	"cmp"
+	"context"
+	"math/big"
+	"slices"
+	"sync"
+
+	"github.com/google/uuid"
+)
+
+// Entry is an order or a payment. Exactly one of its ids is set.
+type Entry struct {
+	OrderID   string `json:"order_id,omitempty"`
+	PaymentID string `json:"payment_id,omitempty"`
+	AccountID string `json:"account_id"`
+	Amount    int64  `json:"amount"` // in minor units, above 0
+	Currency  string `json:"currency"`
+	Items     []Item `json:"items,omitempty"`
+	Status    string `json:"status"`
+}
+
+// Item is a line of an order.
+type Item struct {
+	SKU string `json:"sku"`
+	Qty int64  `json:"qty"`
+}
+
+// ID returns the id that is set.
+func (e Entry) ID() string { return cmp.Or(e.OrderID, e.PaymentID) }
+
+// location returns the path of an entry.
+func location(e Entry) string {
+	if e.OrderID != "" {
+		return "/orders/" + e.OrderID
+	}
+	return "/payments/" + e.PaymentID
+}
+
+// Ledger is where orders and payments are booked: the effects of the API. It
+// is safe for concurrent use.
+type Ledger interface {
+	// Add books an entry under its account and id. If that id is booked
+	// already, nothing changes.
+	Add(ctx context.Context, e Entry) error
+	// List returns the entries of an account in the order of their booking.
+	List(ctx context.Context, account string) ([]Entry, error)
+	// Find returns the account's entry with the given id, and whether there is
+	// one.
+	Find(ctx context.Context, account, id string) (Entry, bool, error)
+}
+
+// Provider moves the money of payments somewhere else, where no transaction of
+// ours reaches. Charges under one key are one charge and have one id. It is
+// safe for concurrent use.
+type Provider interface {
+	Charge(ctx context.Context, key string, e Entry) (id string, err error)
+}
+
+// memoryLedger is a Ledger that lives as long as the process.
+type memoryLedger struct {
+	mu      sync.RWMutex
+	entries map[string][]Entry // by account
+}
+
+func (l *memoryLedger) Add(_ context.Context, e Entry) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	booked := l.entries[e.AccountID]
+	if indexOf(booked, e.ID()) >= 0 {
+		return nil
+	}
+	if l.entries == nil {
+		l.entries = make(map[string][]Entry)
+	}
+	l.entries[e.AccountID] = append(booked, e)
+	return nil
+}
+
+func (l *memoryLedger) List(_ context.Context, account string) ([]Entry, error) {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	return slices.Clone(l.entries[account]), nil
+}
+
+func (l *memoryLedger) Find(_ context.Context, account, id string) (Entry, bool, error) {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	entries := l.entries[account]
+	if i := indexOf(entries, id); i >= 0 {
+		return entries[i], true, nil
+	}
+	return Entry{}, false, nil
+}
+
+func indexOf(entries []Entry, id string) int {
+	return slices.IndexFunc(entries, func(e Entry) bool { return e.ID() == id })
+}
+
+// memoryProvider is a Provider that lives as long as the process.
+type memoryProvider struct {
+	mu      sync.Mutex
+	charges map[string]string // ids by key
+}
+
+func (p *memoryProvider) Charge(_ context.Context, key string, _ Entry) (string, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if id, ok := p.charges[key]; ok {
+		return id, nil
+	}
+	if p.charges == nil {
+		p.charges = make(map[string]string)
+	}
+	id := uuid.NewString()
+	p.charges[key] = id
+	return id, nil
+}
+
+// total sums entries of one kind in one currency.
+type total struct {
+	Count  int      `json:"count"`
+	Amount *big.Int `json:"amount"` // in minor units
+}
+
+// totals sums orders and payments, each by currency.
+func totals(entries []Entry) map[string]map[string]total {
+	sums := map[string]map[string]total{"orders": {}, "payments": {}}
+	for _, e := range entries {
+		kind := sums["orders"]
+		if e.PaymentID != "" {
+			kind = sums["payments"]
+		}
+		sum := kind[e.Currency]
+		if sum.Amount == nil {
+			sum.Amount = new(big.Int)
+		}
+		sum.Count++
+		sum.Amount.Add(sum.Amount, big.NewInt(e.Amount))
+		kind[e.Currency] = sum
+	}
+	return sums
+}
