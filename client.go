@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/url"
 	"strings"
@@ -302,7 +303,7 @@ func (c *Client) newCall(req *http.Request, key Key, body []byte) (*call, error)
 	return call, nil
 }
 
-// resolve puts BaseURL in front of a URL without a host.
+// resolve returns u as an absolute URL.
 func (c *Client) resolve(u *url.URL) (*url.URL, error) {
 	if u.Host == "" && u.Scheme == "" {
 		if c.BaseURL == "" {
@@ -312,9 +313,7 @@ func (c *Client) resolve(u *url.URL) (*url.URL, error) {
 		if err != nil {
 			return nil, unparsable("Client.BaseURL", err)
 		}
-		joined := base.JoinPath(u.EscapedPath())
-		joined.RawQuery, joined.Fragment = u.RawQuery, u.Fragment
-		u = joined
+		u = join(base, u)
 	}
 	if u.Scheme != "http" && u.Scheme != "https" {
 		return nil, &UsageError{Field: "URL", Reason: fmt.Sprintf("its scheme is %q; only http and https can be sent", u.Scheme)}
@@ -323,6 +322,21 @@ func (c *Client) resolve(u *url.URL) (*url.URL, error) {
 		return nil, &UsageError{Field: "URL", Reason: "it has no host"}
 	}
 	return u, nil
+}
+
+// join puts base in front of relative, byte for byte: nothing is cleaned or
+// resolved, because a service may tell "/a//b" from "/a/b".
+func join(base, relative *url.URL) *url.URL {
+	concat := func(a, b string) string {
+		if b == "" {
+			return a
+		}
+		return strings.TrimSuffix(a, "/") + "/" + strings.TrimPrefix(b, "/")
+	}
+	joined := *base
+	joined.Path, joined.RawPath = concat(base.Path, relative.Path), concat(base.EscapedPath(), relative.EscapedPath())
+	joined.RawQuery, joined.Fragment = relative.RawQuery, relative.Fragment
+	return &joined
 }
 
 func unparsable(field string, err error) error {
@@ -342,9 +356,7 @@ func (c *Client) header(req *http.Request, u *url.URL, key Key) (http.Header, er
 		return nil, keyInHeader("Client.Header", "a key belongs to one operation, not to a client", len(lines))
 	}
 	merged := make(http.Header, len(req.Header)+len(c.Header)+1)
-	for name, values := range req.Header {
-		merged[name] = values
-	}
+	maps.Copy(merged, req.Header)
 	if c.ownOrigin(u) {
 		for name, values := range c.Header {
 			if name := http.CanonicalHeaderKey(name); !has(merged, name) {

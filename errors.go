@@ -42,8 +42,9 @@ func (o Outcome) String() string {
 		return "rejected"
 	case Done:
 		return "done"
+	default:
+		return "unknown"
 	}
-	return "unknown"
 }
 
 // OutcomeOf returns what err, an error of this package or one that wraps it,
@@ -254,8 +255,9 @@ func (e *IncompleteError) advice() string {
 		return "it was not sent"
 	case Pending:
 		return "it is in progress, ask again with the same key"
+	default:
+		return "it may have happened, try again with the same key only"
 	}
-	return "it may have happened, try again with the same key only"
 }
 
 // Unwrap returns the context's errors and the last attempt's.

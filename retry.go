@@ -19,7 +19,7 @@ import (
 	"github.com/idemhttp/idem/internal/retryafter"
 )
 
-// NoLimit, in any field that is a limit, means that there is none.
+// NoLimit is the value of a limit that does not limit.
 const NoLimit = math.MaxInt64
 
 // RetryPolicy says how long and how often a client tries. In every field zero

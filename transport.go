@@ -165,7 +165,7 @@ func (c *call) exchange(ctx context.Context, number int) *exchange {
 			x.cancel()
 		})
 	}
-	resp, err := c.sendOnce(httptrace.WithClientTrace(ctx, x.evidence.trace()), number)
+	resp, err := c.sendOnce(httptrace.WithClientTrace(ctx, x.evidence.trace()), number) //nolint:bodyclose // by read, drain or the caller
 	if err != nil {
 		x.fail(c, err)
 		return x
