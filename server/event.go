@@ -26,10 +26,7 @@ const (
 	ResultTooLarge      Result = "too_large"     // 413: the body is over MaxBody
 	ResultIncomplete    Result = "incomplete"    // 400: the body could not be read to its end
 	ResultStoreError    Result = "store_error"   // 503: the store failed, nothing was executed or nothing is durable
-
-	// ResultMisconfigured is the 500 of an invalid Middleware. It is never
-	// observed.
-	ResultMisconfigured Result = "misconfigured"
+	ResultMisconfigured Result = "misconfigured" // 500: the body was read before the middleware saw it
 
 	// ResultRecorded and ResultUnrecorded are the results of no request, but
 	// of a completion that had been Pending: it was written at last, or given

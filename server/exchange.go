@@ -192,9 +192,15 @@ func (x *exchange) readBody() refusal {
 		x.event.Err = err
 		return refusal{result: ResultIncomplete, detail: "Nothing was done; send the whole request again with the same key."}
 	}
+	if len(body) == 0 && x.r.ContentLength > 0 {
+		x.logError("the body of a request has been read before the idempotency middleware saw it", errBodyRead)
+		return refusal{result: ResultMisconfigured, detail: misconfiguredDetail}
+	}
 	x.body = body
 	return refusal{}
 }
+
+var errBodyRead = errors.New("idem: read the body inside of this middleware, or put another in its place")
 
 // request is what the handler gets, in a copy of its own.
 func (x *exchange) request(ctx context.Context) *http.Request {
@@ -212,8 +218,9 @@ func (x *exchange) request(ctx context.Context) *http.Request {
 func (x *exchange) detached() context.Context { return context.WithoutCancel(x.r.Context()) }
 
 const (
-	retryDetail      = "Send the request again with the same key."
-	retryAfterOutage = "1"
+	retryDetail         = "Send the request again with the same key."
+	misconfiguredDetail = "The log says what is wrong."
+	retryAfterOutage    = "1"
 )
 
 // answer sends what came of another claim than this exchange's.

@@ -181,7 +181,7 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 	if err != nil {
 		cmp.Or(m.Logger, slog.Default()).Error("the idempotency middleware is misconfigured", "error", err)
 		return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			refusal{result: ResultMisconfigured, detail: "The log says what is wrong."}.write(w)
+			refusal{result: ResultMisconfigured, detail: misconfiguredDetail}.write(w)
 		})
 	}
 	return &route{
