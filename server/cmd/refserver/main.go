@@ -1,0 +1,52 @@
+// Command refserver runs the reference server: orders and payments behind the
+// idempotency middleware, with faults to switch on. See package refserver for
+// what it serves, and run it with -h for its flags.
+//
+// It is for tests and demonstrations. The accounts are not authenticated:
+// whoever reaches it may be anybody.
+//
+// On SIGTERM or an interrupt it says that it is not ready, stops listening,
+// lets the running requests finish, records the answers that could not be
+// recorded before, stops the cleanup, closes the store and exits with 0. A
+// second signal ends it at once.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // the next signal has its usual effect
+	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// run serves until ctx is done and returns the exit code: 0, 1 if something
+// went wrong, 2 if the flags are wrong.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	o, err := parse(args, stdout)
+	if errors.Is(err, flag.ErrHelp) {
+		return 0
+	}
+	if err != nil {
+		fmt.Fprintf(stderr, "refserver: %v\nRun refserver -h for the flags.\n", err)
+		return 2
+	}
+	s, err := openStore(o.store)
+	if err != nil {
+		fmt.Fprintf(stderr, "refserver: -store: %v\n", err)
+		return 2
+	}
+	if err := serve(ctx, o, s, stdout, o.logger(stderr)); err != nil {
+		fmt.Fprintf(stderr, "refserver: %v\n", err)
+		return 1
+	}
+	return 0
+}

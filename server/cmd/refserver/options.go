@@ -1,0 +1,128 @@
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"time"
+
+	"github.com/idemhttp/idem/server"
+	"github.com/idemhttp/idem/server/refserver"
+)
+
+// options is what the flags say.
+type options struct {
+	addr, store    string
+	wait           time.Duration
+	lease          time.Duration
+	ttl            time.Duration
+	handlerTimeout time.Duration
+	refuse         bool
+	unreadyFor     time.Duration
+	grace          time.Duration
+	log            string
+	chances        refserver.Chances
+}
+
+// parse reads the flags. Asked for help it prints them to usage and returns
+// flag.ErrHelp.
+func parse(args []string, usage io.Writer) (options, error) {
+	var o options
+	fs := flag.NewFlagSet("refserver", flag.ContinueOnError)
+	fs.SetOutput(io.Discard)
+	fs.StringVar(&o.addr, "addr", "127.0.0.1:8080", "`host:port` to listen on; port 0 takes a free one")
+	fs.StringVar(&o.store, "store", "memory", "where the keys are kept: memory")
+	fs.DurationVar(&o.wait, "wait", time.Second, "how long a duplicate waits for the first attempt before it is answered 202")
+	fs.DurationVar(&o.lease, "lease", 30*time.Second, "how long an attempt may go without a sign of life")
+	fs.DurationVar(&o.ttl, "ttl", 48*time.Hour, "how long an answer is replayed")
+	fs.DurationVar(&o.handlerTimeout, "handler-timeout", 2*time.Minute, "how long a handler may run")
+	fs.BoolVar(&o.refuse, "refuse-takeover", false, "answer 409 instead of running an operation again whose attempt was lost")
+	fs.DurationVar(&o.unreadyFor, "unready-for", 0, "when stopping, how long to go on serving with /readyz at 503")
+	fs.DurationVar(&o.grace, "grace", 30*time.Second, "when stopping, how long running requests may take")
+	fs.StringVar(&o.log, "log", "text", "access log on stderr: text, json or off")
+	fs.Uint64Var(&o.chances.Seed, "fault-seed", 1, "seed of the faults at random")
+	fs.Float64Var(&o.chances.Delay, "fault-delay", 0, "`probability` that a handler is delayed")
+	fs.DurationVar(&o.chances.DelayFor, "fault-delay-for", 100*time.Millisecond, "how long it is delayed")
+	fs.Float64Var(&o.chances.Fail, "fault-fail", 0, "`probability` that a handler answers 503 before its effect")
+	fs.Float64Var(&o.chances.FailAfter, "fault-fail-after", 0, "`probability` that a handler answers 503 after its effect")
+	fs.Float64Var(&o.chances.Panic, "fault-panic", 0, "`probability` that a handler panics before its effect")
+	fs.Float64Var(&o.chances.Drop, "fault-drop", 0, "`probability` that the connection is closed in place of the answer")
+	fs.Float64Var(&o.chances.Truncate, "fault-truncate", 0, "`probability` that the answer's body is cut")
+
+	err := fs.Parse(args)
+	if errors.Is(err, flag.ErrHelp) {
+		fmt.Fprintln(usage, "The reference server: orders and payments behind the idempotency middleware.")
+		fs.SetOutput(usage)
+		fs.PrintDefaults()
+	}
+	if err != nil {
+		return o, err
+	}
+	if fs.NArg() > 0 {
+		return o, fmt.Errorf("unexpected argument %q: there are only flags", fs.Arg(0))
+	}
+	return o, o.check()
+}
+
+func (o options) check() error {
+	for _, d := range []struct {
+		flag         string
+		value, least time.Duration
+	}{
+		{"wait", o.wait, 0},
+		{"lease", o.lease, time.Millisecond},
+		{"ttl", o.ttl, time.Millisecond},
+		{"handler-timeout", o.handlerTimeout, time.Millisecond},
+		{"unready-for", o.unreadyFor, 0},
+		{"grace", o.grace, 0},
+		{"fault-delay-for", o.chances.DelayFor, 0},
+	} {
+		if d.value < d.least {
+			return fmt.Errorf("-%s is %v: it must be at least %v", d.flag, d.value, d.least)
+		}
+	}
+	for _, p := range []struct {
+		flag  string
+		value float64
+	}{
+		{"fault-delay", o.chances.Delay},
+		{"fault-fail", o.chances.Fail},
+		{"fault-fail-after", o.chances.FailAfter},
+		{"fault-panic", o.chances.Panic},
+		{"fault-drop", o.chances.Drop},
+		{"fault-truncate", o.chances.Truncate},
+	} {
+		if !(p.value >= 0 && p.value <= 1) { // not a number is wrong too
+			return fmt.Errorf("-%s is %v: a probability is from 0 to 1", p.flag, p.value)
+		}
+	}
+	if o.log != "text" && o.log != "json" && o.log != "off" {
+		return fmt.Errorf("-log is %q: it must be text, json or off", o.log)
+	}
+	return nil
+}
+
+func (o options) logger(w io.Writer) *slog.Logger {
+	switch o.log {
+	case "json":
+		return slog.New(slog.NewJSONHandler(w, nil))
+	case "off":
+		return slog.New(slog.DiscardHandler)
+	}
+	return slog.New(slog.NewTextHandler(w, nil))
+}
+
+func (o options) middleware(s server.Store) *server.Middleware {
+	m := &server.Middleware{
+		Store: s, Wait: o.wait, Lease: o.lease, TTL: o.ttl, HandlerTimeout: o.handlerTimeout,
+	}
+	if o.wait == 0 {
+		m.Wait = server.NoWait
+	}
+	if o.refuse {
+		m.Takeover = server.Refuse
+	}
+	return m
+}

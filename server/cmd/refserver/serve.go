@@ -1,0 +1,100 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/idemhttp/idem/server"
+	"github.com/idemhttp/idem/server/memstore"
+	"github.com/idemhttp/idem/server/refserver"
+)
+
+// store is an open store and what goes with it.
+type store struct {
+	server.Store
+	close func() // after the last use
+}
+
+func openStore(name string) (store, error) {
+	if name != "memory" {
+		return store{}, fmt.Errorf("there is no store %q; there is memory", name)
+	}
+	return store{new(memstore.Store), func() {}}, nil
+}
+
+// serve serves until ctx is done, stops in order and closes the store.
+func serve(ctx context.Context, o options, s store, stdout io.Writer, logger *slog.Logger) error {
+	defer s.close()
+	api, err := refserver.New(refserver.Config{Payments: o.middleware(s.Store), Chances: o.chances, Logger: logger})
+	if err != nil {
+		return err
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", o.addr)
+	if err != nil {
+		return fmt.Errorf("-addr: %w", err)
+	}
+	web := &http.Server{
+		Handler:           api,
+		ReadHeaderTimeout: 10 * time.Second,
+		ReadTimeout:       time.Minute,
+		IdleTimeout:       2 * time.Minute,
+		ErrorLog:          slog.NewLogLogger(logger.Handler(), slog.LevelError),
+	}
+	stopCleanup := startCleanup(ctx, s.Store, logger)
+	defer stopCleanup()
+
+	failed := make(chan error, 1)
+	go func() { failed <- web.Serve(listener) }()
+	fmt.Fprintf(stdout, "refserver listens on http://%s\n", listener.Addr())
+	select {
+	case err := <-failed:
+		return err
+	case <-ctx.Done():
+	}
+	return stop(context.WithoutCancel(ctx), o, api, web)
+}
+
+// stop stops taking requests, then waits for those that are running and for
+// the answers that are still to be recorded.
+func stop(ctx context.Context, o options, api *refserver.Server, web *http.Server) error {
+	api.SetReady(false)
+	pause(o.unreadyFor)
+	ctx, cancel := context.WithTimeoutCause(ctx, o.grace, fmt.Errorf("the grace period of %v is over", o.grace))
+	defer cancel()
+	shutdown := web.Shutdown(ctx)
+	if shutdown != nil {
+		shutdown = fmt.Errorf("requests were still running: %w", context.Cause(ctx))
+		web.Close()
+	}
+	return errors.Join(shutdown, api.Drain(ctx))
+}
+
+func pause(d time.Duration) {
+	timer := time.NewTimer(d)
+	<-timer.C
+}
+
+// startCleanup deletes expired records until the function that it returns is
+// called, which waits for the end.
+func startCleanup(ctx context.Context, s server.Store, logger *slog.Logger) (stop func()) {
+	cleaner, ok := s.(server.Cleaner)
+	if !ok {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	var running sync.WaitGroup
+	running.Go(func() {
+		_ = (&server.Cleanup{Store: cleaner, Logger: logger}).Run(ctx) // ends with ctx only
+	})
+	return func() {
+		cancel()
+		running.Wait()
+	}
+}
