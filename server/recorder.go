@@ -53,6 +53,7 @@ type recorder struct {
 	written  int64  // accepted from the handler
 	body     []byte // all of it, unless dropped
 
+	overrun  bool  // the handler tried to write more than declared
 	passing  bool  // header and body go to the outer writer at once
 	dropped  bool  // the body outgrew maxStored while passing
 	hijacked bool  // the connection is the handler's
@@ -189,7 +190,8 @@ func (rec *recorder) admit(n int64) error {
 		return nil
 	case !bodyAllowed(rec.status):
 		return http.ErrBodyNotAllowed
-	case rec.declared >= 0 && n > rec.declared-rec.written:
+	case rec.overrun || rec.declared >= 0 && n > rec.declared-rec.written:
+		rec.overrun = true
 		return http.ErrContentLength
 	case rec.atomic && n > rec.maxBuffered-rec.written:
 		rec.broken, rec.body = errBufferFull, nil

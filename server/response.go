@@ -47,6 +47,7 @@ func bodyAllowed(status int) bool {
 // replay writes a stored answer. Its fields replace those of the same names
 // that stand in w already, and so do the fields in own.
 func replay(w http.ResponseWriter, r *http.Request, resp Response, own ...Field) error {
+	resp = acceptable(resp, r.Header["Accept-Encoding"])
 	h := w.Header()
 	h["Content-Type"] = nil // whatever was sent the first time is stored, or there was none
 	for _, f := range resp.Fields {
