@@ -137,8 +137,20 @@ func TestADelayBeyondTheHandlersTimeFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := startInMemory(t, refserver.Config{})
 		begin := time.Now()
-		require.Equal(t, 504, api.post("/payments", seed, "X-Fault: delay=1h").status)
+		require.Equal(t, 503, api.post("/payments", seed, "X-Fault: delay=1h").status)
 		require.Equal(t, 2*time.Minute, time.Since(begin))
 		require.Empty(t, api.ledger("acme"))
+	})
+}
+
+func TestCloseEndsADelay(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		api := startInMemory(t, refserver.Config{})
+		begin := time.Now()
+		time.AfterFunc(time.Second, func() { api.Close() })
+		require.Equal(t, 503, api.post("/payments", seed, "X-Fault: delay=1m").status)
+		require.Equal(t, time.Second, time.Since(begin))
+		require.NoError(t, api.Close())
 	})
 }

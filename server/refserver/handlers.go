@@ -48,7 +48,7 @@ func (s *Server) creating(do effect) http.Handler {
 			return
 		}
 		fault := faultFrom(ctx)
-		if !fault.before(ctx, w, op.Attempt) {
+		if !s.before(ctx, w, fault, op.Attempt) {
 			return
 		}
 		e.AccountID = op.Account
@@ -68,16 +68,10 @@ func (s *Server) creating(do effect) http.Handler {
 
 // before lets happen what is to happen in front of the effect, and reports
 // whether the effect may follow.
-func (f Fault) before(ctx context.Context, w http.ResponseWriter, attempt int) bool {
-	if f.Delay > 0 {
-		timer := time.NewTimer(f.Delay)
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			writeProblem(w, http.StatusGatewayTimeout, "FAULT", "the delay that was asked for took too long")
-			return false
-		}
+func (s *Server) before(ctx context.Context, w http.ResponseWriter, f Fault, attempt int) bool {
+	if !s.pause(ctx, f.Delay) {
+		writeProblem(w, http.StatusServiceUnavailable, "FAULT", "the delay that was asked for took too long")
+		return false
 	}
 	if f.Panic && f.hits(attempt) {
 		panic("refserver: this panic was asked for")
@@ -87,6 +81,22 @@ func (f Fault) before(ctx context.Context, w http.ResponseWriter, attempt int) b
 		return false
 	}
 	return true
+}
+
+// pause waits for d and reports whether nothing ended the wait before.
+func (s *Server) pause(ctx context.Context, d time.Duration) bool {
+	if d == 0 {
+		return true
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+	case <-s.closed:
+	}
+	return false
 }
 
 // find answers with an entry of the account's own. The path tells orders from

@@ -21,6 +21,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"sync"
 	"sync/atomic"
 
 	"github.com/idemhttp/idem/server"
@@ -55,6 +56,8 @@ type Server struct {
 	faults           faults
 	counts           counts
 	unready          atomic.Bool
+	closed           chan struct{}
+	closeOnce        sync.Once
 }
 
 // New returns a server, ready from the start. It returns an error if a
@@ -65,6 +68,7 @@ func New(c Config) (*Server, error) {
 		ledger:   cmp.Or(c.Ledger, Ledger(new(memoryLedger))),
 		provider: cmp.Or(c.Provider, Provider(new(memoryProvider))),
 		logger:   cmp.Or(c.Logger, slog.Default()),
+		closed:   make(chan struct{}),
 	}
 	s.orders = cmp.Or(c.Orders, s.payments)
 	s.faults.setChances(c.Chances)
@@ -150,6 +154,13 @@ func (s *Server) Drain(ctx context.Context) error {
 		errs = append(errs, m.Drain(ctx))
 	}
 	return errors.Join(errs...)
+}
+
+// Close ends the delays that handlers are in: they fail with 503. It is for
+// those who do not want to wait for them.
+func (s *Server) Close() error {
+	s.closeOnce.Do(func() { close(s.closed) })
+	return nil
 }
 
 // Ledger returns what the account has booked.

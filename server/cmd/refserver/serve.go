@@ -72,6 +72,7 @@ func stop(ctx context.Context, o options, api *refserver.Server, web *http.Serve
 	if shutdown != nil {
 		shutdown = fmt.Errorf("requests were still running: %w", context.Cause(ctx))
 		web.Close()
+		api.Close()
 	}
 	return errors.Join(shutdown, api.Drain(ctx))
 }
