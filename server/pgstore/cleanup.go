@@ -1,0 +1,153 @@
+package pgstore
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/idemhttp/idem/server"
+)
+
+// cleanupBatch is how many records Run deletes in one transaction.
+const cleanupBatch = 1000
+
+// Cleanup implements [server.Cleaner].
+func (s *Store) Cleanup(ctx context.Context, limit int) (int, error) {
+	if limit <= 0 {
+		return 0, nil
+	}
+	var deleted int64
+	err := s.flight(ctx, commit, func(b *pgx.Batch) {
+		b.Queue(s.sql(deleteExpired), limit).Exec(count(&deleted))
+	})
+	return int(deleted), err
+}
+
+// Run deletes expired records until ctx is done, and returns why it is. Every
+// process may run it: they take turns, batch by batch, and rest as long as they
+// work. Errors are logged and do not end it.
+//
+// If the database's clock is seen to jump, so that records may only seem to
+// have expired, nothing is deleted for an hour.
+func (s *Store) Run(ctx context.Context) error {
+	if s.CleanupInterval < 0 {
+		return errors.New("pgstore: CleanupInterval must not be negative")
+	}
+	clock := clockGuard{database: time.Now(), here: time.Now()}
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-timer.C:
+		}
+		pause, err := s.round(ctx, &clock)
+		if err != nil && ctx.Err() == nil {
+			s.logger().ErrorContext(ctx, "idempotency records could not be cleaned up", "error", err)
+		}
+		timer.Reset(pause)
+	}
+}
+
+// round deletes a batch and returns how long to wait before the next.
+func (s *Store) round(ctx context.Context, clock *clockGuard) (pause time.Duration, err error) {
+	interval := cmp.Or(s.CleanupInterval, time.Minute)
+	start := time.Now()
+	deleted, err := s.cleanupAsLeader(ctx, clock)
+	if err != nil || deleted < cleanupBatch {
+		return interval, err
+	}
+	return max(10*time.Millisecond, min(time.Since(start), interval)), nil
+}
+
+// cleanupAsLeader deletes a batch unless another process is at it, or the
+// clock is not to be trusted.
+func (s *Store) cleanupAsLeader(ctx context.Context, clock *clockGuard) (deleted int, err error) {
+	conn, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Release()
+	defer abort(ctx, conn)
+	leads, now, lag, err := s.lead(ctx, conn)
+	if err != nil || !leads {
+		return 0, err
+	}
+	if jump := clock.check(now, time.Now()); jump != 0 {
+		s.logger().ErrorContext(ctx, "the database's clock jumped; cleanup of idempotency records rests", "jump", jump, "rest", restAfterJump)
+	}
+	if clock.rests(time.Now()) {
+		return 0, nil
+	}
+	var rows int64
+	b := &pgx.Batch{}
+	b.Queue(s.sql(deleteExpired), cleanupBatch).Exec(count(&rows))
+	if err := send(ctx, conn, b, commit); err != nil {
+		return 0, err
+	}
+	if s.ObserveCleanup != nil {
+		s.ObserveCleanup(int(rows), lag)
+	}
+	return int(rows), nil
+}
+
+// lead begins a transaction on conn and tries to become the only one to clean
+// up. It returns the database's time, and for how long records have been
+// expired.
+func (s *Store) lead(ctx context.Context, conn *pgxpool.Conn) (leads bool, now time.Time, lag time.Duration, err error) {
+	var us int64
+	b := &pgx.Batch{}
+	b.BeginTx(transaction)
+	if s.hasLocks() {
+		b.Queue(tryOnlyLock, keyOf("cleanup", s.table())).QueryRow(scan(&leads))
+	}
+	b.Queue(s.sql(selectClock)).QueryRow(func(row pgx.Row) error { return row.Scan(&now, &us) })
+	err = conn.SendBatch(ctx, b).Close()
+	return leads || !s.hasLocks(), now, time.Duration(us) * time.Microsecond, err
+}
+
+const (
+	maxClockJump  = time.Minute
+	restAfterJump = time.Hour
+)
+
+// clockGuard compares the database's clock with this process's monotonic one.
+type clockGuard struct {
+	database, here time.Time // of the last check
+	until          time.Time // the end of the rest
+}
+
+// check returns by how much the database's clock has jumped since the last
+// check, zero if it runs as clocks do.
+func (g *clockGuard) check(database, here time.Time) time.Duration {
+	jump := database.Sub(g.database) - here.Sub(g.here)
+	g.database, g.here = database, here
+	if jump.Abs() <= maxClockJump {
+		return 0
+	}
+	g.until = here.Add(restAfterJump)
+	return jump
+}
+
+func (g *clockGuard) rests(here time.Time) bool { return here.Before(g.until) }
+
+// Stats implements [server.Stater]. It reads the whole table, but not the
+// answers in it.
+func (s *Store) Stats(ctx context.Context) (stats server.Stats, err error) {
+	var oldest, lag int64
+	var now time.Time
+	err = s.flight(ctx, commit, func(b *pgx.Batch) {
+		b.Queue(s.sql(selectStats)).QueryRow(func(row pgx.Row) error {
+			return row.Scan(&stats.Processing, &stats.Completed, &stats.Failed, &oldest, &stats.Bytes)
+		})
+		b.Queue(s.sql(selectClock)).QueryRow(func(row pgx.Row) error { return row.Scan(&now, &lag) })
+	})
+	stats.OldestProcessing = time.Duration(oldest) * time.Microsecond
+	stats.CleanupLag = time.Duration(lag) * time.Microsecond
+	return stats, err
+}

@@ -1,0 +1,81 @@
+package pgstore
+
+import (
+	"context"
+	"errors"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/idemhttp/idem/server"
+)
+
+// Statements around an insert that may meet another session's.
+const (
+	waitBriefly  = "SET LOCAL lock_timeout = '100ms'"
+	waitAsBefore = "SET LOCAL lock_timeout TO DEFAULT"
+)
+
+// enterByIndex is enter where advisory locks are not real. There the handler's
+// transaction puts a record in place at its beginning, which nobody else sees
+// but the unique index, and replaces it at its end. Duplicates that run into it
+// give up waiting and report the attempt as in flight.
+func (c *claiming) enterByIndex(ctx context.Context, conn *pgxpool.Conn) (server.Claim, error) {
+	r, tx, err := c.place(ctx, conn, nil)
+	switch {
+	case isLockTimeout(err):
+		abort(ctx, conn)
+		conn.Release()
+		return server.Claim{Record: c.running(nil, false)}, nil
+	case err != nil:
+		return server.Claim{}, err
+	case r == nil:
+		return server.Claim{}, errRetry
+	case r.token == c.token:
+		return c.placed(conn, tx, nil), nil
+	case judge(r, c.req) == report:
+		go leave(conn)
+		return server.Claim{Record: r.reported(c.req.Fingerprint)}, nil
+	}
+	abort(ctx, conn)
+	now, tx, err := c.place(ctx, conn, r)
+	if err != nil {
+		return server.Claim{}, err
+	}
+	if now == nil || now.token != c.token {
+		return server.Claim{}, errRetry
+	}
+	return c.placed(conn, tx, r), nil
+}
+
+// place begins a transaction that replaces the dead record r, or none, by one
+// of its own, and returns what is in place then. The record's lease is over
+// from the start, so that it counts as dead in the transaction's last flight.
+func (c *claiming) place(ctx context.Context, conn *pgxpool.Conn, r *record) (now *record, tx pgx.Tx, err error) {
+	b := &pgx.Batch{}
+	b.BeginTx(transaction)
+	b.Queue(waitBriefly)
+	if r != nil {
+		b.Queue(c.store.sql(deleteDead), c.req.ID.Account, c.req.ID.Key, r.token)
+	}
+	c.queueInsert(b, c.next(r).ID, 0)
+	b.Queue(waitAsBefore)
+	c.queueSelect(b, &now)
+	results := conn.SendBatch(ctx, b)
+	err = results.Close()
+	return now, results.Tx(), err
+}
+
+func (c *claiming) placed(conn *pgxpool.Conn, tx pgx.Tx, seen *record) server.Claim {
+	claim := c.entered(conn, tx, seen)
+	if l, ok := claim.Lease.(*txLease); ok {
+		l.placed = true
+	}
+	return claim
+}
+
+func isLockTimeout(err error) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && pgErr.Code == "55P03"
+}

@@ -1,0 +1,200 @@
+package pgstore
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+)
+
+// DefaultTable is the table of a Store that names none.
+const DefaultTable = "idem_operations"
+
+// The statements. {table} stands for the table's name. Durations are numbers
+// of microseconds, and are added to the database's clock. So that the same
+// statements run on distributed engines, those on records all name account_id,
+// none has a function in ON CONFLICT, and none needs ctid or the state of a
+// session.
+const (
+	// selectRecord finds a record, live or dead.
+	selectRecord = `
+SELECT operation_id, fingerprint, fingerprint_version, status, attempt, claim_token,
+       coalesce(floor(extract(epoch FROM lease_until - clock_timestamp()) * 1000000)::bigint, 0),
+       expires_at <= clock_timestamp(),
+       response_status, response_headers, response_body, response_flags
+FROM {table}
+WHERE account_id = $1 AND idempotency_key = $2`
+
+	// insertClaim claims a key that has no record, for $7 with expiry in $8.
+	insertClaim = `
+INSERT INTO {table} (account_id, idempotency_key, operation_id, fingerprint, fingerprint_version,
+                     status, attempt, claim_token, lease_until, response_flags, created_at, expires_at)
+VALUES ($1, $2, $3::uuid, $4::bytea, $5::smallint,
+        'processing', 1, $6::uuid, clock_timestamp() + $7::bigint * interval '1 microsecond', 0,
+        clock_timestamp(), clock_timestamp() + $8::bigint * interval '1 microsecond')
+ON CONFLICT DO NOTHING`
+
+	// dead is true of records that may be claimed again. Whoever read one
+	// repeats the condition when changing it.
+	dead = `(status = 'failed' OR expires_at <= clock_timestamp()
+     OR (status = 'processing' AND lease_until <= clock_timestamp()))`
+
+	// takeOver claims the dead record whose last claim had the token $10.
+	takeOver = `
+UPDATE {table}
+SET operation_id = $3::uuid, fingerprint = $4::bytea, fingerprint_version = $5::smallint,
+    status = 'processing', attempt = $9::integer, claim_token = $6::uuid,
+    lease_until = clock_timestamp() + $7::bigint * interval '1 microsecond',
+    response_status = NULL, response_headers = NULL, response_body = NULL, response_flags = 0,
+    created_at = CASE WHEN operation_id = $3::uuid THEN created_at ELSE clock_timestamp() END,
+    completed_at = NULL, expires_at = clock_timestamp() + $8::bigint * interval '1 microsecond'
+WHERE account_id = $1 AND idempotency_key = $2 AND claim_token = $10::uuid AND ` + dead
+
+	// keptExpiry is the end of a record that lives for $4 from now. An
+	// expiry that is later by at most a hundredth is left as it is, so that
+	// the update does not have to touch the index.
+	keptExpiry = `
+    CASE WHEN expires_at BETWEEN clock_timestamp() + $4::bigint * interval '1 microsecond'
+                             AND clock_timestamp() + $4::bigint * 1.01::double precision * interval '1 microsecond'
+         THEN expires_at ELSE clock_timestamp() + $4::bigint * interval '1 microsecond' END`
+
+	// complete ends the operation $3, whoever owns it now.
+	complete = `
+UPDATE {table}
+SET status = 'completed', lease_until = NULL, completed_at = clock_timestamp(),
+    response_status = $5::smallint, response_headers = $6::bytea, response_body = $7::bytea, response_flags = $8::integer,
+    expires_at = ` + keptExpiry + `
+WHERE account_id = $1 AND idempotency_key = $2 AND operation_id = $3::uuid AND status <> 'completed'`
+
+	// release gives up the claim with the token $3.
+	release = `
+UPDATE {table}
+SET status = 'failed', lease_until = NULL,
+    response_status = NULL, response_headers = NULL, response_body = NULL, response_flags = 0,
+    expires_at = ` + keptExpiry + `
+WHERE account_id = $1 AND idempotency_key = $2 AND claim_token = $3::uuid AND status = 'processing'`
+
+	// extend moves the end of the lease with the token $3.
+	extend = `
+UPDATE {table}
+SET lease_until = clock_timestamp() + $4::bigint * interval '1 microsecond',
+    expires_at = clock_timestamp() + $5::bigint * interval '1 microsecond'
+WHERE account_id = $1 AND idempotency_key = $2 AND claim_token = $3::uuid AND status = 'processing'`
+
+	// insertEnded stores an operation that ends with the transaction that
+	// executed it, or right after it.
+	insertEnded = `
+INSERT INTO {table} (account_id, idempotency_key, operation_id, fingerprint, fingerprint_version,
+                     status, attempt, claim_token,
+                     response_status, response_headers, response_body, response_flags,
+                     created_at, completed_at, expires_at)
+VALUES ($1, $2, $3::uuid, $4::bytea, $5::smallint,
+        $6, $7::integer, $8::uuid,
+        $9::smallint, $10::bytea, $11::bytea, $12::integer,
+        now(), CASE WHEN $6 = 'completed' THEN clock_timestamp() END,
+        clock_timestamp() + $13::bigint * interval '1 microsecond')`
+
+	// insertEndedOnce is insertEnded that leaves a record alone.
+	insertEndedOnce = insertEnded + `
+ON CONFLICT DO NOTHING`
+
+	// deleteDead makes room for insertEnded where the claim found a dead
+	// record whose last claim had the token $3.
+	deleteDead = `
+DELETE FROM {table}
+WHERE account_id = $1 AND idempotency_key = $2 AND claim_token = $3::uuid AND ` + dead
+
+	// selectInFlight finds those of some ids that an attempt runs for.
+	selectInFlight = `
+SELECT account_id, idempotency_key
+FROM {table}
+WHERE (account_id, idempotency_key) IN (SELECT * FROM unnest($1::text[], $2::text[]))
+  AND status = 'processing' AND lease_until > clock_timestamp()`
+
+	// expired is true of records that cleanup deletes. The clock is read in a
+	// subquery because a volatile function keeps the index from being used.
+	expired = `expires_at <= (SELECT clock_timestamp())
+      AND NOT (status = 'processing' AND lease_until > clock_timestamp())`
+
+	// deleteExpired deletes up to $1 records that nobody else is deleting.
+	deleteExpired = `
+DELETE FROM {table}
+WHERE (account_id, idempotency_key) IN (
+      SELECT account_id, idempotency_key FROM {table}
+      WHERE ` + expired + `
+      ORDER BY expires_at LIMIT $1 FOR UPDATE SKIP LOCKED)
+  AND ` + expired
+
+	// selectClock tells the database's time, and for how long the record that
+	// expired first has been so.
+	selectClock = `
+SELECT clock_timestamp(),
+       coalesce(floor(extract(epoch FROM clock_timestamp() - (SELECT min(expires_at) FROM {table}
+                WHERE expires_at <= (SELECT clock_timestamp()))) * 1000000)::bigint, 0)`
+
+	selectStats = `
+SELECT count(CASE WHEN status = 'processing' THEN 1 END),
+       count(CASE WHEN status = 'completed' THEN 1 END),
+       count(CASE WHEN status = 'failed' THEN 1 END),
+       coalesce(floor(extract(epoch FROM clock_timestamp() -
+                min(CASE WHEN status = 'processing' THEN created_at END)) * 1000000)::bigint, 0),
+       pg_total_relation_size('{table}')
+FROM {table}`
+
+	selectSchema = `SELECT version, namespace FROM {table}_schema`
+)
+
+// Statements about advisory locks. The lock of a key is a bigint; the lock that
+// tells its fingerprint is a pair of integers held beside it.
+const (
+	// tryLock takes both if it can, and neither if there is a record that
+	// decides: whoever only looks at that one must not seem to be its owner.
+	tryLock = `
+SELECT CASE WHEN EXISTS (
+            SELECT 1 FROM {table}
+            WHERE account_id = $4 AND idempotency_key = $5 AND expires_at > clock_timestamp()
+              AND (status = 'completed' OR (status = 'processing' AND lease_until > clock_timestamp())
+                   OR (fingerprint_version = $6::smallint AND fingerprint <> $7::bytea)))
+            THEN false
+            WHEN pg_try_advisory_xact_lock($1::bigint)
+            THEN pg_try_advisory_xact_lock_shared($2::integer, $3::integer) IS NOT NULL
+            ELSE false END`
+
+	waitLock = `SELECT pg_advisory_xact_lock($1::bigint)`
+
+	tryOnlyLock = `SELECT pg_try_advisory_xact_lock($1::bigint)`
+
+	// advisoryLocks are the locks of this database, seen at one moment.
+	advisoryLocks = `
+WITH held AS MATERIALIZED (
+     SELECT pid, objsubid, classid::bigint AS class, objid::bigint AS object FROM pg_locks
+     WHERE locktype = 'advisory' AND granted
+       AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))`
+
+	// selectEvidence is true if the session that holds the key's lock also
+	// holds the lock of another fingerprint.
+	selectEvidence = advisoryLocks + `
+SELECT EXISTS (
+       SELECT 1 FROM held k JOIN held f ON f.pid = k.pid
+       WHERE k.objsubid = 1 AND (k.class << 32 | k.object) = $1::bigint
+         AND f.objsubid = 2 AND f.class = $2::bigint AND f.object <> $3::bigint)`
+
+	selectLocked = advisoryLocks + `
+SELECT class << 32 | object FROM held WHERE objsubid = 1 AND (class << 32 | object) = ANY($1::bigint[])`
+)
+
+// tableName is what a table may be called: lower case, so that it means the
+// same with and without quotes, and perhaps with a schema.
+var tableName = regexp.MustCompile(`^(?:[a-z_][a-z0-9_]{0,47}\.)?[a-z_][a-z0-9_]{0,47}$`)
+
+func checkTable(table string) error {
+	if !tableName.MatchString(table) {
+		return fmt.Errorf("pgstore: the table name %q is not [schema.]name in lower case letters, digits and _", table)
+	}
+	return nil
+}
+
+// on returns statement for the given table.
+func on(table, statement string) string {
+	name := table[strings.LastIndexByte(table, '.')+1:]
+	return strings.NewReplacer("{table}", table, "{name}", name).Replace(statement)
+}

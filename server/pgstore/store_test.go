@@ -1,0 +1,61 @@
+package pgstore_test
+
+import (
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/idemhttp/idem/internal/pgtest"
+	"github.com/idemhttp/idem/server"
+	"github.com/idemhttp/idem/server/pgstore"
+	"github.com/idemhttp/idem/server/storetest"
+)
+
+// modes are the two kinds of store.
+var modes = map[string]func(*pgxpool.Pool) *pgstore.Store{
+	"lease":         pgstore.New,
+	"transactional": pgstore.Transactional,
+}
+
+// quiet is the logger of tests that expect nothing to be logged.
+var quiet = slog.New(slog.DiscardHandler)
+
+// TestStore runs the suite in both modes on every way to a database. Each case
+// has a table of its own, and two stores with pools of their own.
+func TestStore(t *testing.T) {
+	t.Parallel()
+	for name, newStore := range modes {
+		for way, open := range map[string]func(*pgtest.DB) *pgtest.DB{
+			"prepared statements": func(db *pgtest.DB) *pgtest.DB { return db },
+			"cached descriptions": func(db *pgtest.DB) *pgtest.DB { return db.With("default_query_exec_mode", "cache_describe") },
+			"exec":                func(db *pgtest.DB) *pgtest.DB { return db.With("default_query_exec_mode", "exec") },
+			"simple protocol":     func(db *pgtest.DB) *pgtest.DB { return db.With("default_query_exec_mode", "simple_protocol") },
+			"pgbouncer and exec": func(db *pgtest.DB) *pgtest.DB {
+				return db.Bouncer(t).With("default_query_exec_mode", "exec")
+			},
+			"pgbouncer and cached descriptions": func(db *pgtest.DB) *pgtest.DB {
+				return db.Bouncer(t).With("default_query_exec_mode", "cache_describe")
+			},
+		} {
+			t.Run(name+" with "+way, func(t *testing.T) {
+				t.Parallel()
+				db := open(pgtest.New(t))
+				one, other := db.Pool(t), db.Pool(t)
+				var tables atomic.Int64
+				storetest.RunShared(t, func(t *testing.T) (server.Store, server.Store) {
+					t.Helper()
+					store, peer := newStore(one), newStore(other)
+					store.Table = fmt.Sprintf("records_%d", tables.Add(1))
+					peer.Table = store.Table
+					store.Logger, peer.Logger = quiet, quiet
+					require.NoError(t, store.Migrate(t.Context()))
+					return store, peer
+				})
+			})
+		}
+	}
+}

@@ -1,0 +1,260 @@
+package pgstore
+
+import (
+	"context"
+	"errors"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+var (
+	// ErrTxOwned is what a handler gets that commits or rolls back the
+	// transaction of its operation. It ends by the handler's answer: 2xx and
+	// 3xx commit, everything else rolls back.
+	ErrTxOwned = errors.New("pgstore: the transaction ends with the operation; return an answer instead")
+	// ErrNoTx is what the methods of a transaction return that [Tx] was asked
+	// for outside a transactional route.
+	ErrNoTx = errors.New("pgstore: no transaction here: the route's store is not pgstore.Transactional")
+)
+
+type txKey struct{}
+
+// Tx returns the transaction of the operation that ctx belongs to. All effects
+// that are to commit together with the answer go through it. Commit and Rollback
+// return [ErrTxOwned]; Begin makes a savepoint, which the handler may commit or
+// roll back. It ends when the handler has returned: whoever still has it then
+// gets [pgx.ErrTxClosed].
+//
+// Outside a transactional route it returns a transaction whose methods return
+// [ErrNoTx].
+//
+// A handler must read its rows to the end or close them, must not end the
+// transaction by a statement of its own, and must not use what Conn returns
+// after it has returned.
+func Tx(ctx context.Context) pgx.Tx {
+	if t, ok := ctx.Value(txKey{}).(*tx); ok {
+		return t
+	}
+	b := &pgx.Batch{}
+	b.BeginTx(pgx.TxOptions{})
+	t := newTx(pgx.FailedBatchResults(b, ErrNoTx).Tx())
+	t.session.over = ErrNoTx
+	return t
+}
+
+// tx is a transaction as the handler sees it, or a savepoint in it.
+type tx struct {
+	inner   pgx.Tx
+	session *session
+	nested  bool
+}
+
+// session is what a transaction and its savepoints share. Its fields are
+// guarded by turn.
+type session struct {
+	turn chan struct{} // holds a token while nobody uses the connection
+	over error         // what every method returns, nil while the handler runs
+	code string        // the last SQLSTATE
+}
+
+func newTx(inner pgx.Tx) *tx {
+	return &tx{inner: inner, session: &session{turn: newTurn()}}
+}
+
+// use calls f when the connection is free, unless the transaction is over.
+func (s *session) use(ctx context.Context, f func() error) error {
+	select {
+	case <-s.turn:
+	default:
+		select {
+		case <-s.turn:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	defer func() { s.turn <- struct{}{} }()
+	if s.over != nil {
+		return s.over
+	}
+	return s.noteHeld(f())
+}
+
+// noteHeld remembers the SQLSTATE of err.
+func (s *session) noteHeld(err error) error {
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) {
+		s.code = pgErr.Code
+	}
+	return err
+}
+
+// note is noteHeld for results that are read after their method has returned.
+func (s *session) note(err error) error {
+	if err != nil {
+		<-s.turn
+		defer func() { s.turn <- struct{}{} }()
+		_ = s.noteHeld(err)
+	}
+	return err
+}
+
+// end takes the transaction from the handler and returns the last SQLSTATE it
+// met.
+func (t *tx) end(ctx context.Context) (code string, err error) {
+	err = t.session.use(ctx, func() error {
+		t.session.over, code = pgx.ErrTxClosed, t.session.code
+		return nil
+	})
+	return code, err
+}
+
+func (t *tx) Begin(ctx context.Context) (inner pgx.Tx, err error) {
+	err = t.session.use(ctx, func() error {
+		inner, err = t.inner.Begin(ctx)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &tx{inner: inner, session: t.session, nested: true}, nil
+}
+
+func (t *tx) Commit(ctx context.Context) error {
+	return t.session.use(ctx, func() error {
+		if !t.nested {
+			return ErrTxOwned
+		}
+		return t.inner.Commit(ctx)
+	})
+}
+
+func (t *tx) Rollback(ctx context.Context) error {
+	return t.session.use(ctx, func() error {
+		if !t.nested {
+			return ErrTxOwned
+		}
+		return t.inner.Rollback(ctx)
+	})
+}
+
+func (t *tx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (n int64, err error) {
+	err = t.session.use(ctx, func() error {
+		n, err = t.inner.CopyFrom(ctx, table, columns, src)
+		return err
+	})
+	return n, err
+}
+
+func (t *tx) SendBatch(ctx context.Context, b *pgx.Batch) (results pgx.BatchResults) {
+	err := t.session.use(ctx, func() error {
+		results = t.inner.SendBatch(ctx, b)
+		return nil
+	})
+	if err != nil {
+		return pgx.FailedBatchResults(b, err)
+	}
+	return &batchResults{BatchResults: results, session: t.session}
+}
+
+// LargeObjects returns the large objects of the transaction. They are not
+// guarded against use after the handler has returned.
+func (t *tx) LargeObjects() pgx.LargeObjects { return t.inner.LargeObjects() }
+
+func (t *tx) Prepare(ctx context.Context, name, sql string) (d *pgconn.StatementDescription, err error) {
+	err = t.session.use(ctx, func() error {
+		d, err = t.inner.Prepare(ctx, name, sql)
+		return err
+	})
+	return d, err
+}
+
+func (t *tx) Exec(ctx context.Context, sql string, args ...any) (tag pgconn.CommandTag, err error) {
+	err = t.session.use(ctx, func() error {
+		tag, err = t.inner.Exec(ctx, sql, args...)
+		return err
+	})
+	return tag, err
+}
+
+func (t *tx) Query(ctx context.Context, sql string, args ...any) (rows pgx.Rows, err error) {
+	err = t.session.use(ctx, func() error {
+		rows, err = t.inner.Query(ctx, sql, args...)
+		return err
+	})
+	if rows == nil {
+		rows, _ = pgx.FailedBatchResults(&pgx.Batch{}, err).Query()
+	}
+	return &resultRows{Rows: rows, session: t.session}, err
+}
+
+func (t *tx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	rows, _ := t.Query(ctx, sql, args...)
+	return firstRow{rows}
+}
+
+// Conn returns the connection, past all guards; nil outside a transactional
+// route.
+func (t *tx) Conn() *pgx.Conn { return t.inner.Conn() }
+
+// resultRows remember what error ended them.
+type resultRows struct {
+	pgx.Rows
+
+	session *session
+}
+
+func (r *resultRows) Next() bool {
+	next := r.Rows.Next()
+	if !next {
+		_ = r.session.note(r.Rows.Err())
+	}
+	return next
+}
+
+func (r *resultRows) Close() {
+	r.Rows.Close()
+	_ = r.session.note(r.Rows.Err())
+}
+
+// firstRow scans the first of rows, like a [pgx.Conn] does.
+type firstRow struct{ rows pgx.Rows }
+
+func (r firstRow) Scan(dest ...any) error {
+	defer r.rows.Close()
+	if !r.rows.Next() {
+		if err := r.rows.Err(); err != nil {
+			return err
+		}
+		return pgx.ErrNoRows
+	}
+	if err := r.rows.Scan(dest...); err != nil {
+		return err
+	}
+	r.rows.Close()
+	return r.rows.Err()
+}
+
+// batchResults remember what errors they met.
+type batchResults struct {
+	pgx.BatchResults
+
+	session *session
+}
+
+func (r *batchResults) Exec() (pgconn.CommandTag, error) {
+	tag, err := r.BatchResults.Exec()
+	return tag, r.session.note(err)
+}
+
+func (r *batchResults) Query() (pgx.Rows, error) {
+	rows, err := r.BatchResults.Query()
+	return &resultRows{Rows: rows, session: r.session}, r.session.note(err)
+}
+
+func (r *batchResults) QueryRow() pgx.Row {
+	rows, _ := r.Query()
+	return firstRow{rows}
+}
+
+func (r *batchResults) Close() error { return r.session.note(r.BatchResults.Close()) }
