@@ -50,6 +50,13 @@ func (s *faultStore) on(call string, hook func() error) {
 
 func (s *faultStore) fail(call string, err error) { s.on(call, func() error { return err }) }
 
+// forget drops all records, as a rollback does.
+func (s *faultStore) forget() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.Store = new(memstore.Store)
+}
+
 func (s *faultStore) called(call string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -71,7 +78,10 @@ func (s *faultStore) Claim(ctx context.Context, req server.ClaimRequest) (server
 	if err := s.enter("claim"); err != nil {
 		return server.Claim{}, err
 	}
-	claim, err := s.Store.Claim(ctx, req)
+	s.mu.Lock()
+	store := s.Store
+	s.mu.Unlock()
+	claim, err := store.Claim(ctx, req)
 	if claim.Lease != nil {
 		lease := &faultLease{claim.Lease, s}
 		claim.Lease = lease

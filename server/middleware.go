@@ -184,11 +184,15 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 			refusal{result: ResultMisconfigured, detail: misconfiguredDetail}.write(w)
 		})
 	}
+	wait := cmp.Or(m.Wait, time.Second)
+	if wait == NoWait {
+		wait = 0
+	}
 	return &route{
 		Middleware:     m,
 		next:           next,
 		methods:        m.methods(),
-		wait:           cmp.Or(m.Wait, time.Second),
+		wait:           wait,
 		lease:          cmp.Or(m.Lease, defaultLease),
 		ttl:            cmp.Or(m.TTL, defaultTTL),
 		handlerTimeout: cmp.Or(m.HandlerTimeout, 2*time.Minute),
