@@ -440,25 +440,27 @@ func TestOperationsDoNotShareStateOrBuffers(t *testing.T) {
 	const workers, each = 64, 50
 	var mu sync.Mutex
 	seen := map[string][]string{} // by key: attempt and body
+	bank := faultnet.Handle(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		key := r.Header.Get("Idempotency-Key")
+		mu.Lock()
+		seen[key] = append(seen[key], r.Header.Get("X-Attempt")+" "+string(body))
+		n := len(seen[key])
+		mu.Unlock()
+		if n < 3 {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
+		w.Write(body)
+	}))
+	bank.MaxIdleConnsPerHost = workers
 	client := &idem.Client{
 		BaseURL: "http://bank.test",
 		Retry:   idem.RetryPolicy{NewBackOff: at(0), Budget: unlimited()},
 		Trace: idem.Trace{AttemptStart: func(ctx context.Context, a idem.Attempt) context.Context {
 			return context.WithValue(ctx, attemptNumber{}, a.Number)
 		}},
-		Transport: markAttempt(faultnet.Handle(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			body, _ := io.ReadAll(r.Body)
-			key := r.Header.Get("Idempotency-Key")
-			mu.Lock()
-			seen[key] = append(seen[key], r.Header.Get("X-Attempt")+" "+string(body))
-			n := len(seen[key])
-			mu.Unlock()
-			if n < 3 {
-				w.WriteHeader(http.StatusServiceUnavailable)
-				return
-			}
-			w.Write(body)
-		}))),
+		Transport: markAttempt(bank),
 	}
 	shared := http.Header{"X-Tenant": {"acme"}}
 	var wg sync.WaitGroup

@@ -217,8 +217,12 @@ func setBody(r *http.Request, body []byte) {
 
 // fail ends the attempt without an answer that can be used.
 func (x *exchange) fail(c *call, err error) {
-	if x.timedOut.Load() {
+	var record tls.RecordHeaderError
+	switch {
+	case x.timedOut.Load():
 		err = &attemptTimeoutError{c.pacer.policy.AttemptTimeout}
+	case errors.As(err, &record) && string(record.RecordHeader[:]) == "HTTP/":
+		err = http.ErrSchemeMismatch // as net/http's client says it
 	}
 	x.close()
 	x.Err = c.transportError(err)
