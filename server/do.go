@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	"github.com/idemhttp/idem/internal/keyfield"
 )
 
 // Done is the outcome of an operation that is not HTTP.
@@ -58,6 +60,9 @@ var (
 // error.
 func Do(ctx context.Context, store Store, req ClaimRequest, fn func(ctx context.Context) ([]byte, error)) (Done, error) {
 	req.Lease, req.TTL = cmp.Or(req.Lease, defaultLease), cmp.Or(req.TTL, defaultTTL)
+	if err := checkDo(store, req, fn != nil); err != nil {
+		return Done{}, err
+	}
 	for range 1 + maxRestarts {
 		claimCtx, cancel := context.WithTimeout(ctx, defaultStoreTimeout)
 		claim, err := store.Claim(claimCtx, req)
@@ -75,6 +80,23 @@ func Do(ctx context.Context, store Store, req ClaimRequest, fn func(ctx context.
 		}
 	}
 	return Done{}, ErrRestart
+}
+
+func checkDo(store Store, req ClaimRequest, haveFunc bool) error {
+	switch {
+	case store == nil:
+		return errors.New("idem: Do needs a store")
+	case !haveFunc:
+		return errors.New("idem: Do needs a function")
+	case !validAccount(req.ID.Account):
+		return errors.New("idem: the account must be 1 to 255 bytes of UTF-8 without NUL")
+	case req.Lease < time.Millisecond || req.TTL < time.Millisecond:
+		return fmt.Errorf("idem: Lease (%v) and TTL (%v) must be at least 1ms, or 0 for the default", req.Lease, req.TTL)
+	}
+	if err := keyfield.Check(req.ID.Key); err != nil {
+		return fmt.Errorf("idem: %w", err)
+	}
+	return nil
 }
 
 // found is the outcome of an operation that somebody else has claimed.

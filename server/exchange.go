@@ -167,11 +167,15 @@ func (x *exchange) readAccount() refusal {
 	case err != nil:
 		x.event.Err = err
 		return refusal{result: ResultAccountError, detail: retryDetail, retryAfter: retryAfterOutage}
-	case len(account) > 255 || strings.Contains(account, "\x00") || !utf8.ValidString(account):
+	case !validAccount(account):
 		return refusal{result: ResultNoAccount, status: http.StatusBadRequest, detail: "The account's name is not usable."}
 	}
 	x.id.Account = account
 	return refusal{}
+}
+
+func validAccount(account string) bool {
+	return account != "" && len(account) <= 255 && !strings.Contains(account, "\x00") && utf8.ValidString(account)
 }
 
 func (x *exchange) readBody() refusal {

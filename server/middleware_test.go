@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/idemhttp/idem/server"
@@ -265,9 +266,9 @@ func TestBodiesUpToTheLimit(t *testing.T) {
 			t.Parallel()
 			s := newService(nil, func(w http.ResponseWriter, r *http.Request) {
 				n, err := io.Copy(io.Discard, r.Body)
-				require.NoError(t, err)
-				require.Equal(t, c.size, n)
-				require.Equal(t, c.size, r.ContentLength)
+				assert.NoError(t, err)
+				assert.Equal(t, c.size, n)
+				assert.Equal(t, c.size, r.ContentLength)
 				w.WriteHeader(http.StatusCreated)
 			})
 			upload := func() *http.Request {
@@ -381,7 +382,9 @@ func TestTheHandlerSeesTheWholeRequest(t *testing.T) {
 		read                     func(r *http.Request) (string, error)
 	}{
 		"json.Decoder": {"application/json", `{"amount":100}`, `{"amount":200}`, func(r *http.Request) (string, error) {
-			var v struct{ Amount int }
+			var v struct {
+				Amount int `json:"amount"`
+			}
 			err := json.NewDecoder(r.Body).Decode(&v)
 			return fmt.Sprint(v.Amount), err
 		}},
@@ -409,11 +412,11 @@ func TestTheHandlerSeesTheWholeRequest(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newService(nil, func(w http.ResponseWriter, r *http.Request) {
-				require.EqualValues(t, len(c.body), r.ContentLength)
-				require.Empty(t, r.TransferEncoding)
-				require.Empty(t, r.Header["Accept-Encoding"])
+				assert.EqualValues(t, len(c.body), r.ContentLength)
+				assert.Empty(t, r.TransferEncoding)
+				assert.Empty(t, r.Header["Accept-Encoding"])
 				got, err := c.read(r)
-				require.NoError(t, err)
+				assert.NoError(t, err)
 				_, _ = io.WriteString(w, got)
 			})
 			send := func(body string) *httptest.ResponseRecorder {
@@ -432,8 +435,8 @@ func TestTheHandlerSeesTheWholeRequest(t *testing.T) {
 func TestARequestWithoutBody(t *testing.T) {
 	t.Parallel()
 	s := newService(nil, func(_ http.ResponseWriter, r *http.Request) {
-		require.Equal(t, http.NoBody, r.Body)
-		require.Zero(t, r.ContentLength)
+		assert.Equal(t, http.NoBody, r.Body)
+		assert.Zero(t, r.ContentLength)
 	})
 	r := post("")
 	r.Body = nil // as a caller that is no server may leave it
@@ -466,7 +469,7 @@ func TestMethodsThatAreNotGovernedPassThrough(t *testing.T) {
 	t.Parallel()
 	s := newService(nil, func(w http.ResponseWriter, r *http.Request) {
 		_, ok := server.OperationFrom(r.Context())
-		require.False(t, ok)
+		assert.False(t, ok)
 		w.Header().Set("Accept-Encoding-Seen", r.Header.Get("Accept-Encoding"))
 	})
 	for i, method := range []string{"GET", "HEAD", "OPTIONS", "TRACE", "get", "PUT", "DELETE", "QUERY"} {
