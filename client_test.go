@@ -192,7 +192,7 @@ func TestSuccessAfterFailuresIsASuccess(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, 201, result.StatusCode)
 			require.Equal(t, 3, result.Attempts)
-			require.Equal(t, created, string(result.Body))
+			sameBytes(t, created, result.Body)
 			require.Equal(t, payment{ID: "p1"}, result.Value)
 			require.Empty(t, result.Header.Values("X-Old"), "nothing of an earlier answer is left")
 			require.Empty(t, result.Header.Values("Retry-After"))
@@ -242,7 +242,7 @@ func TestDoReturnsEveryFinalAnswerButAConflict(t *testing.T) {
 		})
 	}
 	srv := faultnet.Serve(t, status(409))
-	resp, err := quick(srv).Do(newRequest(t, "POST", srv.URL, paymentJSON)) //nolint:bodyclose // there is none
+	resp, err := quick(srv).Do(newRequest(t, "POST", srv.URL, paymentJSON))
 	require.Nil(t, resp)
 	require.Equal(t, 409, asA[*idem.ConflictError](t, err).StatusCode)
 }
@@ -330,10 +330,10 @@ func TestAnswerIsDecodedIntoWhatTheCallerAskedFor(t *testing.T) {
 	srv := faultnet.Serve(t, ok201())
 	asBytes, err := idem.Post[[]byte](t.Context(), quick(srv), "/payments", rub1200)
 	require.NoError(t, err)
-	require.Equal(t, created, string(asBytes.Value))
+	sameBytes(t, created, asBytes.Value)
 	asString, err := idem.Post[string](t.Context(), quick(srv), "/payments", rub1200)
 	require.NoError(t, err)
-	require.Equal(t, created, asString.Value)
+	require.Equal(t, string(asBytes.Value), asString.Value)
 	asMap, err := idem.Post[map[string]any](t.Context(), quick(srv), "/payments", rub1200)
 	require.NoError(t, err)
 	require.Equal(t, map[string]any{"id": "p1"}, asMap.Value)
@@ -352,7 +352,7 @@ func TestAnswerBeyondMaxResponseBytesIsDoneButNotReturned(t *testing.T) {
 	_, err := post(t, client)
 	require.EqualError(t, asA[*idem.DecodeError](t, err).Err, "it is larger than 100 bytes")
 	require.Equal(t, idem.Done, idem.OutcomeOf(err))
-	_, err = client.Do(newRequest(t, "POST", srv.URL, paymentJSON)) //nolint:bodyclose // there is none
+	_, err = client.Do(newRequest(t, "POST", srv.URL, paymentJSON))
 	require.True(t, hasA[*idem.DecodeError](err))
 	require.Len(t, srv.Requests(), 2)
 
@@ -372,7 +372,7 @@ func TestWritesWithoutAKeyAreNotRepeatedBlindly(t *testing.T) {
 		t.Parallel()
 		for _, method := range []string{"POST", "PATCH"} {
 			srv := faultnet.Serve(t, faultnet.Reset())
-			_, err := quick(srv).Do(none(newRequest(t, method, srv.URL, paymentJSON))) //nolint:bodyclose // there is none
+			_, err := quick(srv).Do(none(newRequest(t, method, srv.URL, paymentJSON)))
 			require.Equal(t, idem.ReasonUnkeyed, asA[*idem.IncompleteError](t, err).Reason)
 			require.Equal(t, idem.Unknown, idem.OutcomeOf(err))
 			require.Len(t, srv.Requests(), 1)
@@ -416,7 +416,7 @@ func TestWritesWithoutAKeyAreNotRepeatedBlindly(t *testing.T) {
 		srv := faultnet.Serve(t, faultnet.Steps(faultnet.Reset(), status(200)))
 		req, err := http.NewRequestWithContext(t.Context(), "PUT", srv.URL, io.MultiReader(strings.NewReader(paymentJSON)))
 		require.NoError(t, err)
-		_, err = quick(srv).Do(req) //nolint:bodyclose // there is none
+		_, err = quick(srv).Do(req)
 		require.Equal(t, idem.ReasonUnkeyed, asA[*idem.IncompleteError](t, err).Reason)
 		require.Equal(t, []string{paymentJSON}, srv.Bodies())
 	})
@@ -550,7 +550,7 @@ func TestPanicOfAHookGoesThroughWithNothingLeftOpen(t *testing.T) {
 				req, err := http.NewRequestWithContext(t.Context(), method, srv.URL, body)
 				require.NoError(t, err)
 				req.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader(paymentJSON)), nil }
-				require.PanicsWithValue(t, "boom", func() { client.Do(req) }) //nolint:bodyclose // it panics
+				require.PanicsWithValue(t, "boom", func() { client.Do(req) })
 				require.Equal(t, bodies.opened.Load(), bodies.closed.Load())
 				require.True(t, body.closed.Load())
 			})
@@ -655,7 +655,7 @@ func TestDoClosesTheBodyOfARequestThatIsRefused(t *testing.T) {
 	body := &closeRecorder{Reader: strings.NewReader(paymentJSON)}
 	req, err := http.NewRequestWithContext(t.Context(), "POST", "ftp://bank.test/", body)
 	require.NoError(t, err)
-	_, err = (&idem.Client{}).Do(req) //nolint:bodyclose // there is none
+	_, err = (&idem.Client{}).Do(req)
 	require.True(t, hasA[*idem.UsageError](err))
 	require.True(t, body.closed.Load())
 
@@ -664,7 +664,7 @@ func TestDoClosesTheBodyOfARequestThatIsRefused(t *testing.T) {
 	body = &closeRecorder{Reader: strings.NewReader(paymentJSON)}
 	req, err = http.NewRequestWithContext(ctx, "PUT", "http://bank.test/", body)
 	require.NoError(t, err)
-	_, err = (&idem.Client{}).Do(req) //nolint:bodyclose // there is none
+	_, err = (&idem.Client{}).Do(req)
 	require.ErrorIs(t, err, context.Canceled)
 	require.True(t, body.closed.Load())
 }

@@ -22,12 +22,12 @@ func TestIETFQuotesTheKey(t *testing.T) {
 
 	req := newRequest(t, "POST", srv.URL, paymentJSON)
 	req.Header.Set("Idempotency-Key", `"mine"`)
-	_, err = client.Do(req) //nolint:bodyclose // it is in memory
+	_, err = client.Do(req)
 	require.NoError(t, err)
 	require.Equal(t, `"mine"`, srv.Keys()[1])
 
 	req.Header.Set("Idempotency-Key", `"mine`)
-	_, err = client.Do(req) //nolint:bodyclose // there is none
+	_, err = client.Do(req)
 	require.EqualError(t, err, "idem: Idempotency-Key: the quoted key has no closing quote")
 }
 
@@ -84,7 +84,7 @@ func TestQuotesAreTheCallersOwnOutsideAQuotingDialect(t *testing.T) {
 	srv := faultnet.Serve(t, ok201())
 	req := newRequest(t, "POST", srv.URL, paymentJSON)
 	req.Header.Set("Idempotency-Key", `"mine"`)
-	_, err := quick(srv).Do(req) //nolint:bodyclose // it is in memory
+	_, err := quick(srv).Do(req)
 	require.NoError(t, err)
 	require.Equal(t, `"mine"`, srv.Keys()[0])
 }

@@ -72,7 +72,7 @@ func TestOutcomeIsUnknownWhenTheDeadlineEndsAnAttemptInFlight(t *testing.T) {
 	_, err := postFor(t, quick(srv), 50*time.Millisecond)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.Equal(t, idem.Unknown, idem.OutcomeOf(err))
-	require.Equal(t, paymentJSON, srv.Bodies()[0])
+	require.Len(t, srv.Requests(), 1)
 }
 
 func TestKeyOfEveryErrorSendsTheSameOperationAgain(t *testing.T) {

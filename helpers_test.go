@@ -73,6 +73,12 @@ func newRequest(t *testing.T, method, url, body string) *http.Request {
 	return req
 }
 
+// sameBytes asserts equality to the byte, also where the bytes are JSON.
+func sameBytes(t *testing.T, want string, got []byte) {
+	t.Helper()
+	require.Equal(t, want, string(got))
+}
+
 // asA is errors.As as an expression.
 func asA[E error](t *testing.T, err error) E {
 	t.Helper()

@@ -172,7 +172,7 @@ func TestNewOperationCopiesItsBytes(t *testing.T) {
 	op, err := idem.NewOperation("POST", "/payments", body)
 	require.NoError(t, err)
 	body[0] = 'X'
-	require.Equal(t, paymentJSON, string(op.Body))
+	sameBytes(t, paymentJSON, op.Body)
 }
 
 func TestOperationSurvivesACrashAsJSON(t *testing.T) {

@@ -13,7 +13,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
-	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -124,7 +123,8 @@ func TestFailedAnswersDoNotUseUpConnections(t *testing.T) {
 	}
 }
 
-func TestEndlessErrorPageIsLeft(t *testing.T) { // not parallel: it counts goroutines
+func TestEndlessErrorPageIsLeft(t *testing.T) {
+	t.Parallel()
 	for name, tc := range map[string]struct {
 		page  faultnet.Action
 		after time.Duration
@@ -134,18 +134,14 @@ func TestEndlessErrorPageIsLeft(t *testing.T) { // not parallel: it counts gorou
 		"one byte every second": {faultnet.Trickle("HTTP/1.1 503 Service Unavailable\r\n\r\n", 1, time.Second), 250 * time.Millisecond},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				before := runtime.NumGoroutine()
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) { // which fails if a goroutine is left at its end
 				srv, arrivals := timeline(t, tc.page, ok201())
 				client := quick(srv)
 				result, err := post(t, client)
 				require.NoError(t, err)
 				require.Equal(t, 2, result.Attempts)
 				require.InDelta(t, tc.after, arrivals()[1], float64(time.Millisecond))
-				srv.Transport.CloseIdleConnections()
-				srv.Close()
-				synctest.Wait()
-				require.LessOrEqual(t, runtime.NumGoroutine(), before)
 			})
 		})
 	}
@@ -170,11 +166,9 @@ func TestNoErrorOrLogHoldsASecret(t *testing.T) {
 	t.Parallel()
 	secrets := []string{"hunter2", "tok_live_9", "sk_7", "frag"}
 	base := strings.Replace(closedPort(t), "http://", "http://user:hunter2@", 1)
-	var leaked error
 	leak := roundTripperFunc(func(r *http.Request) (*http.Response, error) {
 		inner := &url.Error{Op: "Post", URL: r.URL.String(), Err: fmt.Errorf("proxy said no to %s: %w", r.Header.Get("Authorization"), io.EOF)}
-		leaked = fmt.Errorf("cannot reach %s: %w", r.URL, inner)
-		return nil, leaked
+		return nil, fmt.Errorf("cannot reach %s: %w", r.URL, inner)
 	})
 	for name, transport := range map[string]http.RoundTripper{
 		"net/http":                       &http.Transport{},
@@ -184,6 +178,7 @@ func TestNoErrorOrLogHoldsASecret(t *testing.T) {
 		}),
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			var log bytes.Buffer
 			client := &idem.Client{
 				Transport: transport,
@@ -193,8 +188,8 @@ func TestNoErrorOrLogHoldsASecret(t *testing.T) {
 			}
 			target := base + "/p?token=tok_live_9#frag"
 			_, sendErr := idem.Post[payment](t.Context(), client, target, rub1200)
-			_, doErr := client.Do(newRequest(t, "POST", target, paymentJSON)) //nolint:bodyclose // there is none
-			_, getErr := client.Do(newRequest(t, "GET", target, ""))          //nolint:bodyclose // there is none
+			_, doErr := client.Do(newRequest(t, "POST", target, paymentJSON))
+			_, getErr := client.Do(newRequest(t, "GET", target, ""))
 			for _, err := range []error{sendErr, doErr, getErr} {
 				require.Error(t, err)
 				for _, secret := range secrets {
@@ -210,7 +205,7 @@ func TestNoErrorOrLogHoldsASecret(t *testing.T) {
 	}
 	_, err := idem.Post[payment](t.Context(), &idem.Client{Transport: leak, Retry: idem.RetryPolicy{MaxAttempts: 1}}, base+"/p?token=tok_live_9", rub1200)
 	require.ErrorIs(t, err, io.EOF, "what is wrapped can still be found")
-	require.ErrorContains(t, leaked, "tok_live_9", "the test would see a leak")
+	require.ErrorContains(t, err, "REDACTED")
 }
 
 // texts returns what err and all that it wraps prints.
@@ -219,7 +214,7 @@ func texts(err error) []string {
 		return nil
 	}
 	list := []string{err.Error(), fmt.Sprintf("%v %+v", err, err)}
-	switch err := err.(type) {
+	switch err := err.(type) { //nolint:errorlint // it walks the chain itself
 	case interface{ Unwrap() []error }:
 		for _, e := range err.Unwrap() {
 			list = append(list, texts(e)...)
@@ -312,7 +307,7 @@ func TestRequestsWithoutAKeyFollowRedirectsWithoutLosingSecrets(t *testing.T) {
 func TestRedirectsThatGoInCirclesEnd(t *testing.T) {
 	t.Parallel()
 	srv := faultnet.Serve(t, status(302, "Location: /again"))
-	_, err := quick(srv).Do(newRequest(t, "GET", srv.URL, "")) //nolint:bodyclose // there is none
+	_, err := quick(srv).Do(newRequest(t, "GET", srv.URL, ""))
 	require.Equal(t, idem.ReasonPermanent, asA[*idem.IncompleteError](t, err).Reason)
 	require.Len(t, srv.Requests(), 10)
 }
@@ -370,7 +365,7 @@ func TestRoundTripperNeverPassesProgressForAnAnswer(t *testing.T) {
 		srv, _ := timeline(t, status(202, "Retry-After: 1"))
 		client := quick(srv)
 		client.Retry.MaxWait = 10 * time.Second
-		_, err := (&http.Client{Transport: client.RoundTripper()}).Do(newRequest(t, "POST", srv.URL, paymentJSON)) //nolint:bodyclose // there is none
+		_, err := (&http.Client{Transport: client.RoundTripper()}).Do(newRequest(t, "POST", srv.URL, paymentJSON))
 		require.Equal(t, idem.ReasonMaxWait, asA[*idem.IncompleteError](t, err).Reason)
 		require.Equal(t, idem.Pending, idem.OutcomeOf(err))
 	})
@@ -388,7 +383,7 @@ func TestRoundTripperLetsNoKeyedWriteBeRedirectedToAnotherOrigin(t *testing.T) {
 			if key != "" {
 				req.Header.Set("Idempotency-Key", key)
 			}
-			_, err := (&http.Client{Transport: client.RoundTripper()}).Do(req) //nolint:bodyclose // there is none
+			_, err := (&http.Client{Transport: client.RoundTripper()}).Do(req)
 			require.ErrorContains(t, err, "idem: redirect: a keyed write is not sent on to another origin, "+other.URL)
 			require.Empty(t, other.Requests())
 		}
@@ -440,7 +435,7 @@ func TestEveryAttemptCanBeReplayedByTheTransport(t *testing.T) {
 				require.NoError(t, err)
 				replay, err := io.ReadAll(body)
 				require.NoError(t, err)
-				require.Equal(t, paymentJSON, string(replay))
+				sameBytes(t, paymentJSON, replay)
 			}
 			return nil, io.EOF
 		}),
