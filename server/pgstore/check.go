@@ -133,7 +133,9 @@ func (s *Store) checkServer(ctx context.Context, conn *pgxpool.Conn) error {
 	if err != nil {
 		return fmt.Errorf("pgstore: the server takes no writes: %w", err)
 	}
-	defer tx.Rollback(ctx)
+	if err := tx.Rollback(ctx); err != nil {
+		return err
+	}
 	var unsafe []string
 	for setting, value := range map[string]string{
 		"fsync": fsync, "full_page_writes": fullPageWrites, "synchronous_commit": synchronousCommit,

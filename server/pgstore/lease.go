@@ -85,7 +85,7 @@ func (c *claiming) takeOver(ctx context.Context, r *record, operation uuid.UUID,
 		b.Queue(c.store.sql(takeOver), c.req.ID.Account, c.req.ID.Key, operation,
 			c.req.Fingerprint.Sum[:], int16(c.req.Fingerprint.Version), c.token,
 			c.req.Lease.Microseconds(), c.req.Lease.Microseconds()+c.req.TTL.Microseconds(),
-			int32(attempt), r.token).Exec(count(&claimed)) //nolint:gosec // one more than what was read from an integer column
+			int32(attempt), r.token).Exec(count(&claimed))
 	})
 	if err != nil {
 		return server.Claim{}, err
@@ -142,7 +142,7 @@ func (l *lease) Extend(ctx context.Context, d time.Duration) error {
 // same.
 func (l *lease) Complete(ctx context.Context, r server.Response, ttl time.Duration) (server.Record, error) {
 	completed, err := l.update(ctx, complete, l.operation.ID, ttl.Microseconds(),
-		int16(r.StatusCode), encodeHeaders(r.Fields), r.Body, responseFlags(r)) //nolint:gosec // a status has three digits
+		int16(r.StatusCode), encodeHeaders(r.Fields), r.Body, responseFlags(r))
 	if err != nil {
 		return server.Record{}, err
 	}

@@ -35,7 +35,7 @@ func (c *claiming) enterByIndex(ctx context.Context, conn *pgxpool.Conn) (server
 	case r.token == c.token:
 		return c.placed(conn, tx, nil), nil
 	case judge(r, c.req) == report:
-		go leave(conn)
+		go leave(context.WithoutCancel(ctx), conn)
 		return server.Claim{Record: r.reported(c.req.Fingerprint)}, nil
 	}
 	abort(ctx, conn)

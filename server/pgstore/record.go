@@ -33,13 +33,13 @@ var errUnreadable = errors.New("pgstore: a record has something that this versio
 // read scans the row that selectRecord finds, if there is one, into *r.
 func read(row pgx.Row, r **record) error {
 	var (
-		found                  record
-		version                int16
-		sum, headers, body     []byte
-		status                 string
-		attempt, flags         int32
-		leaseLeft              int64
-		responseStatus         *int16
+		found              record
+		version            int16
+		sum, headers, body []byte
+		status             string
+		attempt, flags     int32
+		leaseLeft          int64
+		responseStatus     *int16
 	)
 	err := row.Scan(&found.operation, &sum, &version, &status, &attempt, &found.token, &leaseLeft, &found.expired,
 		&responseStatus, &headers, &body, &flags)

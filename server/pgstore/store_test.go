@@ -2,27 +2,15 @@ package pgstore_test
 
 import (
 	"fmt"
-	"log/slog"
 	"sync/atomic"
 	"testing"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/idemhttp/idem/internal/pgtest"
 	"github.com/idemhttp/idem/server"
-	"github.com/idemhttp/idem/server/pgstore"
 	"github.com/idemhttp/idem/server/storetest"
 )
-
-// modes are the two kinds of store.
-var modes = map[string]func(*pgxpool.Pool) *pgstore.Store{
-	"lease":         pgstore.New,
-	"transactional": pgstore.Transactional,
-}
-
-// quiet is the logger of tests that expect nothing to be logged.
-var quiet = slog.New(slog.DiscardHandler)
 
 // TestStore runs the suite in both modes on every way to a database. Each case
 // has a table of its own, and two stores with pools of their own.

@@ -53,7 +53,7 @@ func (c *claiming) enter(ctx context.Context, conn *pgxpool.Conn) (server.Claim,
 	}
 	switch {
 	case judge(r, c.req) == report:
-		go leave(conn)
+		go leave(context.WithoutCancel(ctx), conn)
 		return server.Claim{Record: r.reported(c.req.Fingerprint)}, nil
 	case !locked:
 		return c.inFlight(ctx, conn)
@@ -62,9 +62,10 @@ func (c *claiming) enter(ctx context.Context, conn *pgxpool.Conn) (server.Claim,
 	}
 }
 
-// leave ends a transaction that only looked, after its caller was answered.
-func leave(conn *pgxpool.Conn) {
-	abort(context.Background(), conn)
+// leave rolls back and gives the connection back. A claim that only looked does
+// so after its caller was answered.
+func leave(ctx context.Context, conn *pgxpool.Conn) {
+	abort(ctx, conn)
 	conn.Release()
 }
 
@@ -80,7 +81,7 @@ func (c *claiming) inFlight(ctx context.Context, conn *pgxpool.Conn) (server.Cla
 	var other bool
 	var r *record
 	b := &pgx.Batch{}
-	b.Queue(selectEvidence, c.keys.id, int64(uint32(c.keys.class)), int64(uint32(c.keys.fingerprint))).QueryRow(scan(&other)) //nolint:gosec // the bits are what counts
+	b.Queue(selectEvidence, c.keys.id, int64(uint32(c.keys.class)), int64(uint32(c.keys.fingerprint))).QueryRow(scan(&other))
 	c.queueSelect(b, &r)
 	if err := send(ctx, conn, b, rollback); err != nil {
 		return server.Claim{}, err
@@ -174,13 +175,13 @@ func (l *txLease) Complete(ctx context.Context, r server.Response, ttl time.Dura
 	case commitAll:
 		return l.commit(ctx, conn, r, ttl)
 	case storeAlone:
-		leaveNow(ctx, conn)
+		leave(ctx, conn)
 		return l.storeAlone(ctx, r, ttl)
 	case restart:
-		leaveNow(ctx, conn)
+		leave(ctx, conn)
 		return server.Record{}, server.ErrRestart
 	default:
-		leaveNow(ctx, conn)
+		leave(ctx, conn)
 		return server.Record{}, fmt.Errorf("%w (SQLSTATE %s)", server.ErrRolledBack, code)
 	}
 }
@@ -201,12 +202,6 @@ func (l *txLease) end(ctx context.Context) (conn *pgxpool.Conn, code string, err
 }
 
 var errRowsOpen = errors.New("the handler left rows or batch results open")
-
-// leaveNow is leave for callers that go on to use another connection.
-func leaveNow(ctx context.Context, conn *pgxpool.Conn) {
-	abort(ctx, conn)
-	conn.Release()
-}
 
 // ending is how the transaction of a handler that gave an answer ends.
 type ending int
@@ -337,12 +332,12 @@ func (l *txLease) queueEnded(b *pgx.Batch, statement string, status server.Statu
 		flags         int32
 	)
 	if r != nil {
-		c := int16(r.StatusCode) //nolint:gosec // a status has three digits
+		c := int16(r.StatusCode)
 		code, headers, body, flags = &c, encodeHeaders(r.Fields), r.Body, responseFlags(*r)
 	}
 	return b.Queue(l.store.sql(statement), l.req.ID.Account, l.req.ID.Key, l.operation.ID,
 		l.req.Fingerprint.Sum[:], int16(l.req.Fingerprint.Version),
-		status.String(), int32(l.operation.Attempt), l.token, //nolint:gosec // from an integer column, plus one
+		status.String(), int32(l.operation.Attempt), l.token,
 		code, headers, body, flags, ttl.Microseconds())
 }
 
@@ -420,7 +415,7 @@ func (l *txLease) Release(ctx context.Context, _ error) error {
 	}
 	conn, code, err := l.end(ctx)
 	if err != nil {
-		return nil //nolint:nilerr // the session was cut, and with it everything is rolled back
+		return nil // the session was cut, and with it everything is rolled back
 	}
 	defer conn.Release()
 	rolledBack := stateOf(conn) != stateIdle

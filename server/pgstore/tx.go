@@ -179,11 +179,11 @@ func (t *tx) Exec(ctx context.Context, sql string, args ...any) (tag pgconn.Comm
 
 func (t *tx) Query(ctx context.Context, sql string, args ...any) (rows pgx.Rows, err error) {
 	err = t.session.use(ctx, func() error {
-		rows, err = t.inner.Query(ctx, sql, args...)
+		rows, err = t.inner.Query(ctx, sql, args...) //nolint:sqlclosecheck // the caller closes them
 		return err
 	})
 	if rows == nil {
-		rows, _ = pgx.FailedBatchResults(&pgx.Batch{}, err).Query()
+		rows, _ = pgx.FailedBatchResults(&pgx.Batch{}, err).Query() //nolint:sqlclosecheck // closed from the start
 	}
 	return &resultRows{Rows: rows, session: t.session}, err
 }
@@ -207,14 +207,14 @@ type resultRows struct {
 func (r *resultRows) Next() bool {
 	next := r.Rows.Next()
 	if !next {
-		_ = r.session.note(r.Rows.Err())
+		_ = r.session.note(r.Err())
 	}
 	return next
 }
 
 func (r *resultRows) Close() {
 	r.Rows.Close()
-	_ = r.session.note(r.Rows.Err())
+	_ = r.session.note(r.Err())
 }
 
 // firstRow scans the first of rows, like a [pgx.Conn] does.
