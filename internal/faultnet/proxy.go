@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"net"
+	"time"
 )
 
 // Upstream is the address ("host:port") of a real HTTP/1.1 server. Its methods
@@ -33,6 +34,16 @@ func (u Upstream) LoseRequest() Action { return Close() }
 // LoseAnswer closes the connection after the upstream has answered: the effect
 // has happened and nobody knows.
 func (u Upstream) LoseAnswer() Action { return u.CutAnswer(0) }
+
+// HoldAnswer waits for d after the upstream has answered, and passes the answer
+// back if the client is still there.
+func (u Upstream) HoldAnswer(d time.Duration) Action {
+	return u.answer(func(x *Exchange, answer message) {
+		if x.Wait(d) {
+			x.Write(string(answer.raw))
+		}
+	})
+}
 
 // CutAnswer passes the first n bytes of the answer back and closes the
 // connection.

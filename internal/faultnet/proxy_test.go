@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -26,6 +27,7 @@ func TestProxyLosesWhatItIsTold(t *testing.T) {
 		{"nothing", faultnet.Upstream.Forward, nil, 1},
 		{"the request", faultnet.Upstream.LoseRequest, io.EOF, 0},
 		{"the answer", faultnet.Upstream.LoseAnswer, io.EOF, 1},
+		{"nothing, but late", func(u faultnet.Upstream) faultnet.Action { return u.HoldAnswer(time.Millisecond) }, nil, 1},
 		{"half of the answer", func(u faultnet.Upstream) faultnet.Action { return u.CutAnswer(30) }, io.ErrUnexpectedEOF, 1},
 		{"the connection", faultnet.Upstream.ResetAnswer, syscall.ECONNRESET, 1},
 	}

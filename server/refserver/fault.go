@@ -3,7 +3,6 @@ package refserver
 import (
 	"context"
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"net/http"
 	"strconv"
@@ -22,7 +21,7 @@ type Fault struct {
 	FailAfter int           // the handler has its effect and answers with this status
 	Panic     bool          // the handler panics before the effect
 	Drop      bool          // the connection is closed in place of the answer
-	Truncate  int           // the connection is closed after so many bytes of the answer's body
+	Truncate  int           // the connection is closed after so many bytes of the answer's body, if it has more
 
 	// Times bounds Fail, FailAfter and Panic to the first so many attempts of
 	// an operation, and Drop and Truncate to answers that are neither replays
@@ -197,8 +196,9 @@ func (s *Server) withFaults(next http.Handler) http.Handler {
 		}
 		answer := &heldAnswer{header: w.Header()}
 		next.ServeHTTP(answer, r)
-		if fault.Times > 0 && !answer.fresh() {
-			answer.send(w, math.MaxInt)
+		spared := fault.Times > 0 && !answer.fresh()
+		if spared || !fault.Drop && fault.Truncate >= answer.body.Len() {
+			answer.send(w, answer.body.Len())
 			return
 		}
 		if !fault.Drop {

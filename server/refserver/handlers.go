@@ -38,9 +38,12 @@ func (s *Server) creating(do effect) http.Handler {
 		s.counts.executions.Add(1)
 		ctx := r.Context()
 		op, keyed := server.OperationFrom(ctx)
-		if !keyed {
+		if !keyed { // keys are optional here, and this request has none
 			op.ID, op.Attempt = uuid.New(), 1
-			op.Account, _ = s.payments.Account(r) // the middleware has been content with it
+			var ok bool
+			if op.Account, ok = s.account(w, r); !ok {
+				return
+			}
 		}
 		e, err := readEntry(r.Body)
 		if err != nil {

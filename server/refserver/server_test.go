@@ -276,6 +276,7 @@ func TestWithoutAKeyNothingIsGuarded(t *testing.T) {
 		require.Equal(t, http.StatusCreated, api.post("/payments", seed, "Idempotency-Key:").status)
 	}
 	require.Len(t, api.ledger("acme"), 2)
+	require.Equal(t, http.StatusUnauthorized, api.post("/payments", seed, "Idempotency-Key:", "X-Account-Id:").status)
 }
 
 func TestTheAccessLogSaysWhatBecameOfARequest(t *testing.T) {

@@ -132,6 +132,22 @@ func TestStoppingTakesPlaceInOrder(t *testing.T) {
 	require.Equal(t, int64(1), stats.Completed)
 }
 
+func TestARollingDeploymentLosesNothing(t *testing.T) {
+	t.Parallel()
+	shared := new(memstore.Store)
+	before, after := startProgram(t, options{}, store{shared, func() {}}), startProgram(t, options{}, store{shared, func() {}})
+	running := inFlight(t, before.url, "300ms")
+	before.stop()
+	require.Equal(t, http.StatusAccepted, post(after.url), "a retry at the next instance")
+	require.Equal(t, http.StatusCreated, <-running)
+	require.NoError(t, before.wait())
+	require.Equal(t, http.StatusCreated, post(after.url))
+	stats, err := shared.Stats(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, int64(0), stats.Processing)
+	require.Equal(t, int64(1), stats.Completed)
+}
+
 func TestTheGracePeriodEndsARequestThatTakesTooLong(t *testing.T) {
 	t.Parallel()
 	p := startProgram(t, options{grace: 50 * time.Millisecond}, memory())

@@ -43,7 +43,6 @@ func serve(ctx context.Context, o options, s store, stdout io.Writer, logger *sl
 	web := &http.Server{
 		Handler:           api,
 		ReadHeaderTimeout: 10 * time.Second,
-		ReadTimeout:       time.Minute,
 		IdleTimeout:       2 * time.Minute,
 		ErrorLog:          slog.NewLogLogger(logger.Handler(), slog.LevelError),
 	}
