@@ -289,6 +289,7 @@ type call struct {
 	pacer    pacer
 	started  time.Time
 	last     *exchange
+	mismatch mismatch  // the last one seen
 	attempts []Attempt // those that failed
 	sent     bool      // some attempt may have reached the server
 }

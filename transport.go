@@ -3,6 +3,7 @@ package idem
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -16,6 +17,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/idemhttp/idem/internal/digest"
 	"github.com/idemhttp/idem/internal/redact"
 )
 
@@ -243,7 +245,37 @@ func (x *exchange) read(c *call) {
 		x.tooLarge = err
 	}
 	x.body, x.whole = body, err == nil
+	if err := c.checkDigest(x); err != nil {
+		x.fail(c, err)
+		return
+	}
 	x.resp.Body = io.NopCloser(bytes.NewReader(body))
+}
+
+// mismatch is a body that is not the one its Content-Digest speaks of.
+type mismatch struct{ claimed, found [sha256.Size]byte }
+
+// checkDigest compares a whole answer with its Content-Digest (RFC 9530), which
+// shows a cut that HTTP itself does not: one behind a proxy, or in a body that
+// ends with the connection. A digest of decoded bytes is not comparable, and the
+// same mismatch twice is what the server has to say.
+func (c *call) checkDigest(x *exchange) error {
+	claimed, ok := digest.Parse(x.Header[digest.Name])
+	if !ok || !x.whole || x.resp.Uncompressed || x.Header.Get("Content-Encoding") != "" || bodiless(x.Status) {
+		return nil
+	}
+	m := mismatch{claimed: claimed, found: sha256.Sum256(x.body)}
+	if m.claimed == m.found || c.mismatch == m {
+		return nil
+	}
+	c.mismatch = m
+	return errDigest
+}
+
+var errDigest = errors.New("the answer is not the one that its Content-Digest speaks of")
+
+func bodiless(status int) bool {
+	return status == http.StatusNoContent || status == http.StatusNotModified
 }
 
 // What is read of an answer that is not used, so that its connection can serve

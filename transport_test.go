@@ -2,6 +2,7 @@ package idem_test
 
 import (
 	"bytes"
+	"compress/gzip"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -22,6 +23,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/idemhttp/idem"
+	"github.com/idemhttp/idem/internal/digest"
 	"github.com/idemhttp/idem/internal/faultnet"
 )
 
@@ -495,4 +497,54 @@ func TestContextOfTheHooksReachesTheTransport(t *testing.T) {
 	})
 	_, err := post(t, client)
 	require.NoError(t, err)
+}
+
+func TestAnswerThatDoesNotMatchItsDigestIsAskedForAgain(t *testing.T) {
+	t.Parallel()
+	whole := "HTTP/1.1 201 Created\r\nContent-Digest: " + digest.Of([]byte(created)) + "\r\nConnection: close\r\n\r\n" + created
+	srv := faultnet.Serve(t, faultnet.Steps(faultnet.Cut(whole, len(whole)-1), faultnet.Cut(whole, len(whole))))
+	result, err := post(t, quick(srv))
+	require.NoError(t, err)
+	require.Equal(t, 2, result.Attempts)
+	require.Equal(t, payment{ID: "p1"}, result.Value)
+	require.Equal(t, []string{string(result.Key), string(result.Key)}, srv.Keys())
+}
+
+func TestWhichDigestsAreCompared(t *testing.T) {
+	t.Parallel()
+	wrong := "Content-Digest: " + digest.Of([]byte("another body"))
+	for name, tc := range map[string]struct {
+		answer   string
+		attempts int
+	}{
+		"the same mismatch twice is an answer":          {faultnet.Answer(201, created, wrong), 2},
+		"one of an error, too":                          {faultnet.Answer(422, created, wrong), 2},
+		"not of content that is coded":                  {faultnet.Answer(201, created, wrong, "Content-Encoding: identity"), 1},
+		"not by an algorithm that is not known":         {faultnet.Answer(201, created, "Content-Digest: md5=:AAAA:"), 1},
+		"not one that is not well-formed":               {faultnet.Answer(201, created, "Content-Digest: sha-256=AAAA"), 1},
+		"not of an answer that can have no body":        {"HTTP/1.1 204 No Content\r\n" + wrong + "\r\n\r\n", 1},
+		"and one that is right is right the first time": {faultnet.Answer(201, created, "Content-Digest: "+digest.Of([]byte(created))), 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			srv := faultnet.Serve(t, faultnet.Reply(tc.answer))
+			result, _ := post(t, quick(srv))
+			require.Equal(t, tc.attempts, result.Attempts)
+			require.Len(t, srv.Requests(), tc.attempts)
+		})
+	}
+}
+
+func TestDigestOfAnAnswerThatWasDecompressedIsNotCompared(t *testing.T) {
+	t.Parallel()
+	var compressed bytes.Buffer
+	z := gzip.NewWriter(&compressed)
+	io.WriteString(z, created)
+	require.NoError(t, z.Close())
+	srv := faultnet.Serve(t, faultnet.Reply(faultnet.Answer(201, compressed.String(),
+		"Content-Encoding: gzip", "Content-Digest: "+digest.Of(compressed.Bytes()))))
+	result, err := post(t, quick(srv))
+	require.NoError(t, err)
+	require.Equal(t, 1, result.Attempts)
+	require.Equal(t, payment{ID: "p1"}, result.Value)
 }
