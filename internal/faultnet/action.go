@@ -94,7 +94,8 @@ func Trickle(head string, n int, d time.Duration) Action {
 	}
 }
 
-// Late waits for d, with the request read by no one yet, and goes on with a.
+// Late waits for d before anything more of the request is read, and goes on
+// with a.
 func Late(d time.Duration, a Action) Action {
 	return func(x *Exchange) {
 		timer := time.NewTimer(d)

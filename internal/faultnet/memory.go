@@ -64,8 +64,8 @@ func (l *Listener) Addr() net.Addr { return address{} }
 func Handle(t TB, h http.Handler) *http.Transport {
 	t.Helper()
 	l := Listen()
-	var running sync.WaitGroup // a bubble must not end before its goroutines
-	server := &http.Server{Handler: h, ReadHeaderTimeout: time.Minute}
+	var running sync.WaitGroup         // a bubble must not end before its goroutines
+	server := &http.Server{Handler: h} //nolint:gosec // no time-outs: virtual time may pass between requests
 	server.ConnState = func(_ net.Conn, state http.ConnState) {
 		if state == http.StateNew {
 			running.Add(1)

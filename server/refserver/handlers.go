@@ -143,12 +143,16 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request) {
 // or answers that there is none.
 func (s *Server) account(w http.ResponseWriter, r *http.Request) (string, bool) {
 	account, err := s.payments.Account(r)
-	if err == nil && account != "" {
-		return account, true
+	if err != nil && !errors.Is(err, server.ErrNoAccount) {
+		s.refuse(w, r, err)
+		return "", false
 	}
-	w.Header().Set("WWW-Authenticate", "Bearer")
-	writeProblem(w, http.StatusUnauthorized, "ACCOUNT_REQUIRED", "send a bearer token")
-	return "", false
+	if err != nil || account == "" {
+		w.Header().Set("WWW-Authenticate", "Bearer")
+		writeProblem(w, http.StatusUnauthorized, "ACCOUNT_REQUIRED", "send a bearer token")
+		return "", false
+	}
+	return account, true
 }
 
 // refuse answers a request that has failed: the client's mistakes are final,

@@ -60,42 +60,51 @@ type Provider interface {
 
 // memoryLedger is a Ledger that lives as long as the process.
 type memoryLedger struct {
-	mu      sync.RWMutex
-	entries map[string][]Entry // by account
+	mu    sync.RWMutex
+	books map[string]*book // by account
+}
+
+type book struct {
+	entries []Entry
+	index   map[string]int // by id
 }
 
 func (l *memoryLedger) Add(_ context.Context, e Entry) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	booked := l.entries[e.AccountID]
-	if indexOf(booked, e.ID()) >= 0 {
-		return nil
+	b := l.books[e.AccountID]
+	if b == nil {
+		b = &book{index: make(map[string]int)}
+		if l.books == nil {
+			l.books = make(map[string]*book)
+		}
+		l.books[e.AccountID] = b
 	}
-	if l.entries == nil {
-		l.entries = make(map[string][]Entry)
+	if _, booked := b.index[e.ID()]; !booked {
+		b.index[e.ID()] = len(b.entries)
+		b.entries = append(b.entries, e)
 	}
-	l.entries[e.AccountID] = append(booked, e)
 	return nil
 }
 
 func (l *memoryLedger) List(_ context.Context, account string) ([]Entry, error) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	return slices.Clone(l.entries[account]), nil
+	if b := l.books[account]; b != nil {
+		return slices.Clone(b.entries), nil
+	}
+	return nil, nil
 }
 
 func (l *memoryLedger) Find(_ context.Context, account, id string) (Entry, bool, error) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	entries := l.entries[account]
-	if i := indexOf(entries, id); i >= 0 {
-		return entries[i], true, nil
+	if b := l.books[account]; b != nil {
+		if i, booked := b.index[id]; booked {
+			return b.entries[i], true, nil
+		}
 	}
 	return Entry{}, false, nil
-}
-
-func indexOf(entries []Entry, id string) int {
-	return slices.IndexFunc(entries, func(e Entry) bool { return e.ID() == id })
 }
 
 // memoryProvider is a Provider that lives as long as the process.

@@ -3,6 +3,7 @@ package refserver_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"net/http"
 	"strings"
@@ -225,6 +226,42 @@ func TestAccountsOfTheDemo(t *testing.T) {
 		})
 	}
 }
+
+func TestWhatIsUnavailableMayBeTriedAgain(t *testing.T) {
+	t.Parallel()
+	down := errors.New("down")
+	tests := map[string]refserver.Config{
+		"accounts": {Payments: &server.Middleware{Account: func(*http.Request) (string, error) { return "", down }}},
+		"ledger":   {Ledger: broken{down}},
+	}
+	for name, config := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			api := start(t, config)
+			require.Equal(t, http.StatusServiceUnavailable, api.get("/ledger").status)
+			require.Equal(t, http.StatusServiceUnavailable, api.get("/orders/1").status)
+			require.Equal(t, http.StatusServiceUnavailable, api.post("/orders", seed).status)
+		})
+	}
+	api := start(t, refserver.Config{Provider: broken{down}})
+	got := api.post("/payments", seed)
+	require.Equal(t, http.StatusServiceUnavailable, got.status)
+	require.Equal(t, "UNAVAILABLE", got.code())
+	require.Empty(t, api.ledger("acme"))
+}
+
+// broken is a ledger and a provider that fail.
+type broken struct{ err error }
+
+func (b broken) Add(context.Context, refserver.Entry) error { return b.err }
+
+func (b broken) List(context.Context, string) ([]refserver.Entry, error) { return nil, b.err }
+
+func (b broken) Find(context.Context, string, string) (refserver.Entry, bool, error) {
+	return refserver.Entry{}, false, b.err
+}
+
+func (b broken) Charge(context.Context, string, refserver.Entry) (string, error) { return "", b.err }
 
 func TestHealthAndReadiness(t *testing.T) {
 	t.Parallel()

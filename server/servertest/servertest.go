@@ -89,8 +89,9 @@ func As(account string) http.Header { return http.Header{"X-Account-Id": {accoun
 
 // FaultNext gives the next requests that create something one fault each, in
 // the order of their arrival, such as "drop", "fail=500" or "delay=1s";
-// [refserver.ParseFault] lists them. They hit whatever arrives, retries and
-// replays included. A fault that is unknown fails the test.
+// [refserver.ParseFault] lists them. They hit whatever arrives, retries
+// included; of a replay only the answer can be hit. A fault that is unknown
+// fails the test.
 func (s *Server) FaultNext(faults ...string) {
 	s.tb.Helper()
 	for _, name := range faults {

@@ -64,7 +64,7 @@ func serve(ctx context.Context, o options, s store, stdout io.Writer, logger *sl
 // the answers that are still to be recorded.
 func stop(ctx context.Context, o options, api *refserver.Server, web *http.Server) error {
 	api.SetReady(false)
-	pause(o.unreadyFor)
+	<-time.After(o.unreadyFor)
 	ctx, cancel := context.WithTimeoutCause(ctx, o.grace, fmt.Errorf("the grace period of %v is over", o.grace))
 	defer cancel()
 	shutdown := web.Shutdown(ctx)
@@ -74,11 +74,6 @@ func stop(ctx context.Context, o options, api *refserver.Server, web *http.Serve
 		api.Close()
 	}
 	return errors.Join(shutdown, api.Drain(ctx))
-}
-
-func pause(d time.Duration) {
-	timer := time.NewTimer(d)
-	<-timer.C
 }
 
 // startCleanup deletes expired records until the function that it returns is
