@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/textproto"
+	"net/url"
 	"strings"
 	"testing"
 
@@ -301,12 +302,12 @@ func TestFingerprintsOfRandomRequestsAreDistinct(t *testing.T) {
 			"P" + word("PX"), "/" + word("a/"), sortPairs(word("a=&")),
 			"a/b" + word("b"), word("a,"), word("a=&\x00{}"),
 		}
-		r := httptest.NewRequest(p.method, p.path, nil)
-		r.URL.RawQuery = p.query
-		r.Header = http.Header{"Content-Type": {p.contentType}, "Content-Encoding": {p.coding}}
-		f := fingerprintOf(r, []byte(p.body))
-		if other, ok := seen[f]; ok {
-			require.Equal(t, other, p)
+		f := fingerprintOf(&http.Request{
+			Method: p.method, URL: &url.URL{Path: p.path, RawQuery: p.query},
+			Header: http.Header{"Content-Type": {p.contentType}, "Content-Encoding": {p.coding}},
+		}, []byte(p.body))
+		if other, ok := seen[f]; ok && other != p {
+			t.Fatalf("%+v and %+v have the same fingerprint", other, p)
 		}
 		seen[f] = p
 	}

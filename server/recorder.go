@@ -243,8 +243,8 @@ func (rec *recorder) keep(p []byte) {
 }
 
 func (rec *recorder) transmit(p []byte) {
-	if len(p) > 0 && rec.sendErr == nil {
-		_, rec.sendErr = rec.outer.Write(p)
+	if rec.sendErr == nil {
+		rec.sendErr = writeBody(rec.outer, rec.status, p)
 	}
 }
 
@@ -313,7 +313,7 @@ func (rec *recorder) finish() (resp Response, final bool, err error) {
 		return Response{StatusCode: cmp.Or(rec.status, http.StatusSwitchingProtocols), NotKept: true}, true, nil
 	}
 	rec.begin()
-	if rec.declared > rec.written && rec.method != http.MethodHead && bodyAllowed(rec.status) {
+	if rec.short() {
 		rec.broken = cmp.Or(rec.broken, errShortBody)
 	}
 	if rec.broken != nil {
@@ -332,6 +332,13 @@ func (rec *recorder) finish() (resp Response, final bool, err error) {
 	return resp, stored(rec.status), nil
 }
 
+// short reports whether the body has less bytes than the client will wait for.
+func (rec *recorder) short() bool {
+	coding := rec.frozen.Get("Transfer-Encoding") // which rules the length out
+	return rec.declared > rec.written && rec.method != http.MethodHead && bodyAllowed(rec.status) &&
+		(coding == "" || coding == "identity")
+}
+
 // send writes the answer to the client, or what is left of it if it is
 // passing already. It is called after finish, and returns the error by which
 // the client was lost.
@@ -339,11 +346,7 @@ func (rec *recorder) send() error {
 	if rec.passing || rec.hijacked {
 		return rec.sendErr
 	}
-	trailers := rec.trailers()
-	seal(rec.frozen, rec.method, rec.status, rec.body)
-	if len(trailers) > 0 {
-		rec.frozen.Del("Content-Length")
-	}
+	seal(rec.frozen, rec.method, rec.status, rec.body, !rec.hasTrailers())
 	rec.commit()
 	rec.sendErr = writeBody(rec.outer, rec.status, rec.body)
 	rec.sendTrailers()
@@ -353,17 +356,28 @@ func (rec *recorder) send() error {
 // sendTrailers hands over the fields that package net/http looks for when the
 // handler has returned. They are never stored, so a replay has none.
 func (rec *recorder) sendTrailers() {
-	maps.Copy(rec.outer.Header(), rec.trailers())
-}
-
-func (rec *recorder) trailers() http.Header {
-	trailers := http.Header{}
+	h := rec.outer.Header()
+	maps.DeleteFunc(h, rec.isTrailer)
 	for name, values := range rec.header {
-		if strings.HasPrefix(name, http.TrailerPrefix) || listed(rec.frozen["Trailer"], name) {
-			trailers[name] = values
+		if rec.isTrailer(name, values) {
+			h[name] = values
 		}
 	}
-	return trailers
+}
+
+// hasTrailers reports whether the handler announced or set any, so that the
+// body has to be sent without a length.
+func (rec *recorder) hasTrailers() bool {
+	for name := range rec.header {
+		if rec.isTrailer(name, nil) {
+			return true
+		}
+	}
+	return len(rec.frozen["Trailer"]) > 0
+}
+
+func (rec *recorder) isTrailer(name string, _ []string) bool {
+	return strings.HasPrefix(name, http.TrailerPrefix) || listed(rec.frozen["Trailer"], name)
 }
 
 // replace makes dst equal to src.
