@@ -158,7 +158,7 @@ func TestTheFirstCompletionIsEverybodysAnswer(t *testing.T) {
 				elsewhere := newServiceOn(s, takes(c.quick))
 				s.store.fail("extend", errOutage)
 				slow := begin(s, post("{}"))
-				time.Sleep(3 * time.Second)
+				time.Sleep(3100 * time.Millisecond)
 				s.store.on("extend", nil)
 				quick := begin(elsewhere, post("{}"))
 				a, b := <-slow, <-quick
@@ -183,7 +183,7 @@ func TestThoseWhoWaitForALostLeaseAskElsewhere(t *testing.T) {
 		elsewhere := newServiceOn(s, takes(time.Second))
 		s.store.fail("extend", errOutage)
 		slow := begin(s, post("{}"))
-		time.Sleep(3 * time.Second)
+		time.Sleep(3100 * time.Millisecond)
 		s.store.on("extend", nil)
 		quick := <-begin(elsewhere, post("{}"))
 		start := time.Now()

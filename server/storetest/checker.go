@@ -20,8 +20,6 @@ const (
 	brief = 50 * time.Millisecond
 	// long is one that does not end while a case runs.
 	long = time.Minute
-	// patience is how long a case waits for what has to happen.
-	patience = 30 * time.Second
 )
 
 var errHandler = errors.New("storetest: the handler failed")
@@ -29,15 +27,16 @@ var errHandler = errors.New("storetest: the handler failed")
 // checker is what a case works with: a store, and a peer that holds the same
 // data, perhaps in another process.
 type checker struct {
-	*testing.T
+	testing.TB
 
 	store, peer server.Store
-	atomic      bool // the store's leases are
+	atomic      bool          // the store's leases are
+	patience    time.Duration // how long the case waits for what has to happen
 }
 
 // ctx returns a context that ends when the case's patience does.
 func (c *checker) ctx() context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), c.patience)
 	c.Cleanup(cancel)
 	return ctx
 }
@@ -95,7 +94,7 @@ func (c *checker) owns(store server.Store, req server.ClaimRequest) server.Claim
 func (c *checker) checkOwner(req server.ClaimRequest, claim server.Claim) {
 	c.Helper()
 	c.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), c.patience)
 		defer cancel()
 		_ = claim.Lease.Release(ctx, errHandler) // most have ended long ago
 	})
@@ -121,13 +120,13 @@ func (c *checker) finds(store server.Store, req server.ClaimRequest) server.Reco
 // comesToOwn claims req again and again until it gets the lease.
 func (c *checker) comesToOwn(store server.Store, req server.ClaimRequest) server.Claim {
 	c.Helper()
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); c.pauses(5 * time.Millisecond) {
+	for deadline := time.Now().Add(c.patience); time.Now().Before(deadline); c.pauses(5 * time.Millisecond) {
 		if claim := c.claim(store, req); claim.Lease != nil {
 			c.checkOwner(req, claim)
 			return claim
 		}
 	}
-	c.Fatalf("Claim gave no lease within %v", patience)
+	c.Fatalf("Claim gave no lease within %v", c.patience)
 	return server.Claim{}
 }
 

@@ -87,7 +87,7 @@ var claimCases = []testCase{
 				if rec.Operation != claim.Operation.ID || rec.Attempt != 1 {
 					c.Errorf("got attempt %d of %v, want attempt 1 of %v", rec.Attempt, rec.Operation, claim.Operation.ID)
 				}
-				if rec.LeaseLeft > before || rec.LeaseLeft < req.Lease-patience {
+				if rec.LeaseLeft > before || rec.LeaseLeft < req.Lease-c.patience {
 					c.Errorf("got %v left of a lease of %v, earlier it was %v", rec.LeaseLeft, req.Lease, before)
 				}
 				before = rec.LeaseLeft

@@ -17,9 +17,13 @@ package storetest
 import (
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/idemhttp/idem/server"
 )
+
+// patience is how long a case waits for what has to happen.
+const patience = 30 * time.Second
 
 // Run checks the store that newStore returns. It is called once beforehand and
 // once for each case, with the case's own t and concurrently with others, and
@@ -43,18 +47,20 @@ func Run(t *testing.T, newStore func(t *testing.T) server.Store) {
 func RunShared(t *testing.T, newStores func(t *testing.T) (server.Store, server.Store)) {
 	t.Helper()
 	store, peer := newStores(t)
-	atomic := isAtomic(&checker{T: t, store: store, peer: peer})
-	for _, tc := range slices.Concat(claimCases, leaseCases, optionalCases) {
+	atomic := isAtomic(&checker{TB: t, store: store, peer: peer, patience: patience})
+	for _, tc := range allCases() {
 		if tc.leaseOnly && atomic {
 			continue
 		}
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			store, peer := newStores(t)
-			tc.check(&checker{T: t, store: store, peer: peer, atomic: atomic})
+			tc.check(&checker{TB: t, store: store, peer: peer, atomic: atomic, patience: patience})
 		})
 	}
 }
+
+func allCases() []testCase { return slices.Concat(claimCases, leaseCases, optionalCases) }
 
 // isAtomic finds out by a claim what kind of leases the store gives.
 func isAtomic(c *checker) bool {
