@@ -2,6 +2,7 @@ package servertest_test
 
 import (
 	"net/http"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -107,6 +108,45 @@ func TestTheEndOfATestWaitsForNoDelay(t *testing.T) {
 		require.Equal(t, 1, s.Executions())
 	})
 	require.Less(t, time.Since(begin), 30*time.Second)
+}
+
+func TestInAStormOfFaultsEveryPaymentIsMadeOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const payments = 200
+		s := servertest.StartInMemory(t, refserver.Config{Chances: refserver.Chances{
+			Seed: 1, Fail: 0.2, FailAfter: 0.2, Drop: 0.2, Truncate: 0.2, Delay: 0.2, DelayFor: 10 * time.Second,
+		}})
+		client := &idem.Client{
+			BaseURL: s.URL, Transport: s.Transport, Header: servertest.As("acme"),
+			Retry: idem.RetryPolicy{
+				MaxAttempts: 100, MaxElapsed: idem.NoLimit, AttemptTimeout: 5 * time.Second,
+				Budget: &idem.Budget{Burst: idem.NoLimit},
+			},
+		}
+		var mu sync.Mutex
+		ids := make(map[string]bool)
+		var paying sync.WaitGroup
+		for range payments {
+			paying.Go(func() {
+				res, err := idem.Post[payment](t.Context(), client, "/payments", lunch)
+				if err != nil {
+					t.Error(err)
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				ids[res.Value.ID] = true
+			})
+		}
+		paying.Wait()
+		require.Len(t, ids, payments)
+		require.Len(t, s.Ledger("acme"), payments)
+		for _, e := range s.Ledger("acme") {
+			require.Contains(t, ids, e.PaymentID)
+		}
+		require.Greater(t, s.Executions(), payments, "some were executed again")
+		require.NotZero(t, s.Replays())
+	})
 }
 
 func TestStartConfigTakesTheMiddleware(t *testing.T) {
