@@ -25,11 +25,41 @@
 // The middleware never executes unguarded: when the store is unavailable it
 // answers 503.
 //
+// # What is compared
+//
+// Two requests are the same if their method, path, query, media type and body
+// are. JSON is compared by value, except that numbers are compared as they are
+// spelled: the order of members and white space do not matter, but 1 and 1.0
+// differ. The parameters of a query or a form may be reordered, and the
+// boundary of a multipart body does not matter. Everything else is compared
+// byte for byte, and so is whatever has a Content-Encoding.
+//
+// # What is kept
+//
+// An answer is kept with its status, its body and the fields that the handler
+// set or changed, except for those that belong to one answer alone: fields of
+// the connection, Set-Cookie, challenges, Date, request ids, rate limits and
+// trailers. On a replay they replace fields of the same names set outside. A
+// field set outside that the handler removed is missing from the first answer
+// only.
+//
+// The handler's answer is held back until it is stored, and has a
+// Content-Length and a Content-Digest, by which a client can tell whether it
+// got all of it. If the handler flushes, or writes more than MaxBuffered, the
+// answer passes on as it is written, without a digest; under an [AtomicLease]
+// flushing is [http.ErrNotSupported] and more than MaxBuffered an error. An
+// answer that is larger than MaxStored or given on a hijacked connection cannot
+// be kept: its operation counts as done, and retries are told so. One that is
+// shorter than its own Content-Length is not final.
+//
 // # Where it stands
 //
 // Authentication and authorisation stand outside, so that they also guard
-// replays; so do CORS (see [CORSAllowHeaders]), access logs and compression. What
-// validates or routes may stand on either side.
+// replays; so do CORS (see [CORSAllowHeaders]), access logs and compression,
+// which has to drop Content-Length and Content-Digest, since both are about the
+// bytes as they were. [http.TimeoutHandler] stands outside too: inside, it would
+// give up an attempt that goes on. What validates or routes may stand on either
+// side.
 //
 // # Work that is not HTTP
 //

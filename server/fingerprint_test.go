@@ -55,6 +55,7 @@ func TestFingerprintsOfTheSameOperationAreEqual(t *testing.T) {
 		{"a question mark without query", to("/payments?"), to("/payments")},
 		{"reordered parameters", to("/payments?a=1&b=2&c=3"), to("/payments?c=3&a=1&b=2")},
 		{"reordered parameters beside a repeated one", to("/payments?a=1&b=2&a=3"), to("/payments?a=1&a=3&b=2")},
+		{"reordered parameters that are badly escaped", to("/payments?a=1&%zz=2"), to("/payments?%zz=2&a=1")},
 		{
 			"other fields",
 			request{header: http.Header{"Accept": {"*/*"}, "User-Agent": {"a"}, "Idempotency-Key": {"k"}, "Authorization": {"x"}}},

@@ -33,11 +33,9 @@ func unescape(dst, raw []byte) ([]byte, bool) {
 }
 
 // decodeEscape returns the character that the escape at the beginning of s
-// stands for, and the length of the escape, which is 0 if there is none.
+// stands for, and the length of the escape, which is 0 if there is none. Behind
+// the backslash there is always another byte, at least a quote.
 func decodeEscape(s []byte) (rune, int) {
-	if len(s) < 2 {
-		return 0, 0
-	}
 	if i := strings.IndexByte(escapes, s[1]); i >= 0 {
 		return rune(escaped[i]), 2
 	}
