@@ -3,13 +3,8 @@ package idem
 import (
 	"context"
 	"encoding/json"
-	"errors"
-	"fmt"
 	"log/slog"
-	"maps"
 	"net/http"
-	"net/url"
-	"strings"
 	"time"
 )
 
@@ -124,7 +119,7 @@ func Post[T any](ctx context.Context, client *Client, url string, body any) (Res
 // a final answer.
 func Send[T any](ctx context.Context, client *Client, op Operation) (Result[T], error) {
 	var result Result[T]
-	c, err := client.operationCall(op)
+	c, err := client.operationCall(&op)
 	if err != nil {
 		return result, err
 	}
@@ -174,9 +169,7 @@ func (c *Client) Do(req *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	if call.key == "" {
-		call.send = c.following
-	}
+	call.follow = call.key == ""
 	x, err := call.run(req.Context())
 	if err != nil {
 		return nil, err
@@ -185,213 +178,6 @@ func (c *Client) Do(req *http.Request) (*http.Response, error) {
 		return nil, call.finalError(x)
 	}
 	return x.resp, nil
-}
-
-// operationCall prepares the sending of op.
-func (c *Client) operationCall(op Operation) (*call, error) {
-	if err := op.Key.check(); err != nil {
-		return nil, err
-	}
-	if !isToken(op.Method) {
-		return nil, &UsageError{Field: "Operation.Method", Reason: "it must be an HTTP method such as POST"}
-	}
-	u, err := url.Parse(op.URL)
-	if err != nil {
-		return nil, unparsable("Operation.URL", err)
-	}
-	if lines, set := fieldLines(op.Header, c.dialect().keyField()); set {
-		return nil, keyInHeader("Operation.Header", "put it into Operation.Key", len(lines))
-	}
-	req := &http.Request{Method: op.Method, URL: u, Header: op.Header, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1}
-	return c.newCall(req, op.Key, op.Body)
-}
-
-// requestCall prepares the sending of req and takes over its body.
-func (c *Client) requestCall(req *http.Request) (_ *call, err error) {
-	defer func() {
-		if err != nil && req.Body != nil {
-			_ = req.Body.Close()
-		}
-	}()
-	if req.URL == nil {
-		return nil, &UsageError{Field: "Request.URL", Reason: "it is nil"}
-	}
-	key, err := c.keyFor(req)
-	if err != nil {
-		return nil, err
-	}
-	if key == "" {
-		return c.newCall(req, "", nil)
-	}
-	body, err := freezeRequest(req)
-	if err != nil {
-		return nil, err
-	}
-	return c.newCall(req, key, body)
-}
-
-// keyFor returns the key that req is to be sent with, or "" for none.
-func (c *Client) keyFor(req *http.Request) (Key, error) {
-	d := c.dialect()
-	lines, set := fieldLines(req.Header, d.keyField())
-	switch {
-	case isSafe(req.Method), set && len(lines) == 0:
-		return "", nil
-	case len(lines) == 1:
-		return d.parseKey(lines[0])
-	case len(lines) > 1:
-		return "", &UsageError{Field: d.keyField(), Reason: fmt.Sprintf("the field has %d values; set one", len(lines))}
-	}
-	switch strings.ToUpper(req.Method) {
-	case http.MethodPost, http.MethodPatch:
-		return NewKey(), nil
-	}
-	return "", nil
-}
-
-// freezeRequest reads the body of req, closes it, and checks that it is whole.
-func freezeRequest(req *http.Request) ([]byte, error) {
-	if req.Body == nil || req.Body == http.NoBody {
-		return nil, nil
-	}
-	body, err := readBounded(req.Body, maxBody)
-	closeErr := req.Body.Close()
-	if err := errors.Join(err, closeErr); err != nil {
-		return nil, &UsageError{Field: "Request.Body", Reason: "a keyed request is held in memory to be sent again, but its body cannot be read", Err: err}
-	}
-	if req.ContentLength > 0 && req.ContentLength != int64(len(body)) {
-		return nil, &UsageError{
-			Field:  "Request.Body",
-			Reason: fmt.Sprintf("ContentLength is %d but the body has %d bytes", req.ContentLength, len(body)),
-		}
-	}
-	return body, nil
-}
-
-// newCall completes and checks a request that is to be sent under key, or
-// without one.
-func (c *Client) newCall(req *http.Request, key Key, body []byte) (*call, error) {
-	policy, err := c.Retry.withDefaults()
-	if err != nil {
-		return nil, err
-	}
-	if c.MaxResponseBytes < 0 {
-		return nil, negative("Client.MaxResponseBytes")
-	}
-	template := *req
-	if key != "" {
-		template.Body = nil // it has been read and closed
-	}
-	if template.URL, err = c.resolve(req.URL); err != nil {
-		return nil, err
-	}
-	if template.Header, err = c.header(req, template.URL, key); err != nil {
-		return nil, err
-	}
-	call := &call{
-		client:  c,
-		dialect: c.dialect(),
-		request: &template,
-		key:     key,
-		body:    body,
-		send:    c.transport().RoundTrip,
-		pacer:   pacer{policy: policy, budget: policy.Budget},
-	}
-	if call.pacer.budget == nil {
-		call.pacer.budget = &c.budget
-	}
-	return call, nil
-}
-
-// resolve returns u as an absolute URL.
-func (c *Client) resolve(u *url.URL) (*url.URL, error) {
-	if u.Host == "" && u.Scheme == "" {
-		if c.BaseURL == "" {
-			return nil, &UsageError{Field: "URL", Reason: "it is relative; give an absolute URL or set Client.BaseURL"}
-		}
-		base, err := url.Parse(c.BaseURL)
-		if err != nil {
-			return nil, unparsable("Client.BaseURL", err)
-		}
-		u = join(base, u)
-	}
-	if u.Scheme != "http" && u.Scheme != "https" {
-		return nil, &UsageError{Field: "URL", Reason: fmt.Sprintf("its scheme is %q; only http and https can be sent", u.Scheme)}
-	}
-	if u.Hostname() == "" {
-		return nil, &UsageError{Field: "URL", Reason: "it has no host"}
-	}
-	return u, nil
-}
-
-// join puts base in front of relative, byte for byte: nothing is cleaned or
-// resolved, because a service may tell "/a//b" from "/a/b".
-func join(base, relative *url.URL) *url.URL {
-	concat := func(a, b string) string {
-		if b == "" {
-			return a
-		}
-		return strings.TrimSuffix(a, "/") + "/" + strings.TrimPrefix(b, "/")
-	}
-	joined := *base
-	joined.Path, joined.RawPath = concat(base.Path, relative.Path), concat(base.EscapedPath(), relative.EscapedPath())
-	joined.RawQuery, joined.Fragment = relative.RawQuery, relative.Fragment
-	return &joined
-}
-
-func unparsable(field string, err error) error {
-	// A *url.Error repeats the URL, which may hold credentials.
-	var parse *url.Error
-	if errors.As(err, &parse) {
-		err = parse.Err
-	}
-	return &UsageError{Field: field, Reason: "it is not a URL", Err: err}
-}
-
-// header returns the fields of the request: its own, those of the client, and
-// the key on exactly one line.
-func (c *Client) header(req *http.Request, u *url.URL, key Key) (http.Header, error) {
-	d := c.dialect()
-	if lines, set := fieldLines(c.Header, d.keyField()); set {
-		return nil, keyInHeader("Client.Header", "a key belongs to one operation, not to a client", len(lines))
-	}
-	merged := make(http.Header, len(req.Header)+len(c.Header)+1)
-	maps.Copy(merged, req.Header)
-	if c.ownOrigin(u) {
-		for name, values := range c.Header {
-			if name := http.CanonicalHeaderKey(name); !has(merged, name) {
-				merged[name] = values
-			}
-		}
-	}
-	if user := u.User; user != nil && !has(merged, "Authorization") {
-		password, _ := user.Password()
-		(&http.Request{Header: merged}).SetBasicAuth(user.Username(), password)
-	}
-	if !isSafe(req.Method) {
-		for name := range merged {
-			if strings.EqualFold(name, d.keyField()) {
-				delete(merged, name)
-			}
-		}
-	}
-	if key != "" {
-		merged[d.keyField()] = []string{d.keyLine(key)}
-	}
-	return merged, checkHeader(merged)
-}
-
-// ownOrigin reports whether u may see the client's credentials.
-func (c *Client) ownOrigin(u *url.URL) bool {
-	if c.BaseURL == "" {
-		return true
-	}
-	base, err := url.Parse(c.BaseURL)
-	return err == nil && sameOrigin(base, u)
-}
-
-func keyInHeader(field, cure string, lines int) error {
-	return &UsageError{Field: field, Reason: fmt.Sprintf("it holds a key field with %d values; %s", lines, cure)}
 }
 
 func (c *Client) dialect() *Dialect {
@@ -413,62 +199,4 @@ func (c *Client) maxResponseBytes() int64 {
 		return 8 << 20
 	}
 	return c.MaxResponseBytes
-}
-
-// fieldLines returns the values of a field in h, however its name is spelled,
-// and whether it is there at all.
-func fieldLines(h http.Header, field string) (lines []string, set bool) {
-	for name, values := range h {
-		if strings.EqualFold(name, field) {
-			lines, set = append(lines, values...), true
-		}
-	}
-	return lines, set
-}
-
-// has reports whether h has a field of that name, however it is spelled.
-func has(h http.Header, name string) bool {
-	_, set := fieldLines(h, name)
-	return set
-}
-
-func checkHeader(h http.Header) error {
-	for name, values := range h {
-		if !isToken(name) {
-			return &UsageError{Field: "Header", Reason: fmt.Sprintf("%q is not a field name", name)}
-		}
-		for _, value := range values {
-			if strings.ContainsFunc(value, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7F }) {
-				return &UsageError{Field: "Header", Reason: fmt.Sprintf("a value of %s holds a control character such as a newline", name)}
-			}
-		}
-	}
-	return nil
-}
-
-// isToken reports whether s is a token (RFC 9110, section 5.6.2).
-func isToken(s string) bool {
-	return s != "" && !strings.ContainsFunc(s, func(r rune) bool {
-		return r <= ' ' || r >= 0x7F || strings.ContainsRune(`"(),/:;<=>?@[\]{}`, r)
-	})
-}
-
-// isSafe reports whether method asks for nothing to be changed (RFC 9110,
-// section 9.2.1). The empty method is GET.
-func isSafe(method string) bool {
-	switch strings.ToUpper(method) {
-	case "", http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace:
-		return true
-	}
-	return false
-}
-
-// isIdempotent reports whether repeating a request with method has the effect
-// of making it once (RFC 9110, section 9.2.2).
-func isIdempotent(method string) bool {
-	switch strings.ToUpper(method) {
-	case http.MethodPut, http.MethodDelete:
-		return true
-	}
-	return isSafe(method)
 }

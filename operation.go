@@ -2,11 +2,15 @@ package idem
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
+	"strings"
 )
 
 // maxBody bounds a body that has to be held in memory to be sent again.
@@ -58,7 +62,7 @@ func freeze(body any) (frozen []byte, contentType string, err error) {
 	case url.Values:
 		return []byte(body.Encode()), "application/x-www-form-urlencoded", nil
 	case io.Reader:
-		frozen, err = readBounded(body, maxBody)
+		frozen, err = readBounded(nil, body, -1, maxBody)
 		return frozen, "", err
 	default:
 		frozen, err = json.Marshal(body)
@@ -66,16 +70,269 @@ func freeze(body any) (frozen []byte, contentType string, err error) {
 	}
 }
 
-// readBounded reads r to its end and fails if that is beyond limit bytes.
-func readBounded(r io.Reader, limit int64) ([]byte, error) {
-	if limit < NoLimit {
-		r = io.LimitReader(r, limit+1)
+// operationCall prepares the sending of op.
+func (c *Client) operationCall(op *Operation) (*call, error) {
+	if err := op.Key.check(); err != nil {
+		return nil, err
 	}
-	body, err := io.ReadAll(r)
-	if err == nil && int64(len(body)) > limit {
-		return nil, &tooLargeError{limit}
+	if !isToken(op.Method) {
+		return nil, &UsageError{Field: "Operation.Method", Reason: "it must be an HTTP method such as POST"}
 	}
-	return body, err
+	u, err := url.Parse(op.URL)
+	if err != nil {
+		return nil, unparsable("Operation.URL", err)
+	}
+	if lines, set := fieldLines(op.Header, c.dialect().keyField()); set {
+		return nil, keyInHeader("Operation.Header", "put it into Operation.Key", len(lines))
+	}
+	req := http.Request{Method: op.Method, URL: u, Header: op.Header, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1}
+	call, err := c.newCall(&req, op.Key)
+	if err != nil {
+		return nil, err
+	}
+	call.body = op.Body
+	return call, nil
+}
+
+// requestCall prepares the sending of req and takes over its body.
+func (c *Client) requestCall(req *http.Request) (_ *call, err error) {
+	defer func() {
+		if err != nil && req.Body != nil {
+			_ = req.Body.Close()
+		}
+	}()
+	key, err := c.keyFor(req)
+	if err != nil {
+		return nil, err
+	}
+	call, err := c.newCall(req, key)
+	if err != nil || key == "" {
+		return call, err
+	}
+	return call, call.freezeBody()
+}
+
+// keyFor returns the key that req is to be sent with, or "" for none.
+func (c *Client) keyFor(req *http.Request) (Key, error) {
+	d := c.dialect()
+	lines, set := fieldLines(req.Header, d.keyField())
+	switch {
+	case isSafe(req.Method), set && len(lines) == 0:
+		return "", nil
+	case len(lines) == 1:
+		return d.parseKey(lines[0])
+	case len(lines) > 1:
+		return "", &UsageError{Field: d.keyField(), Reason: fmt.Sprintf("the field has %d values; set one", len(lines))}
+	}
+	switch strings.ToUpper(req.Method) {
+	case http.MethodPost, http.MethodPatch:
+		return NewKey(), nil
+	}
+	return "", nil
+}
+
+// newCall checks a request that is to be sent under key, or without one.
+func (c *Client) newCall(req *http.Request, key Key) (*call, error) {
+	policy, err := c.Retry.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	if c.MaxResponseBytes < 0 {
+		return nil, negative("Client.MaxResponseBytes")
+	}
+	call := &call{client: c, dialect: c.dialect(), request: *req, key: key, pacer: pacer{policy: policy, budget: policy.Budget}}
+	if call.pacer.budget == nil {
+		call.pacer.budget = &c.budget
+	}
+	if lines, set := fieldLines(c.Header, call.dialect.keyField()); set {
+		return nil, keyInHeader("Client.Header", "a key belongs to one operation, not to a client", len(lines))
+	}
+	if call.request.URL, call.foreign, err = c.resolve(req.URL); err != nil {
+		return nil, err
+	}
+	return call, cmp.Or(checkHeader(req.Header), checkHeader(c.Header))
+}
+
+// freezeBody reads the body of the request, closes it, and checks that it is
+// whole.
+func (c *call) freezeBody() error {
+	body, declared := c.request.Body, c.request.ContentLength
+	c.request.Body = nil
+	if body == nil || body == http.NoBody {
+		return nil
+	}
+	var err error
+	c.body, err = readBounded(c.requestSpace[:0], body, declared, maxBody)
+	if err = errors.Join(err, body.Close()); err != nil {
+		return &UsageError{Field: "Request.Body", Reason: "a keyed request is held in memory to be sent again, but its body cannot be read", Err: err}
+	}
+	if declared > 0 && declared != int64(len(c.body)) {
+		return &UsageError{Field: "Request.Body", Reason: fmt.Sprintf("ContentLength is %d but the body has %d bytes", declared, len(c.body))}
+	}
+	return nil
+}
+
+// resolve returns u as an absolute URL, and whether it leads to another origin
+// than that of BaseURL.
+func (c *Client) resolve(u *url.URL) (absolute *url.URL, foreign bool, err error) {
+	if u == nil {
+		return nil, false, &UsageError{Field: "URL", Reason: "it is nil"}
+	}
+	var base *url.URL
+	if c.BaseURL != "" {
+		if base, err = url.Parse(c.BaseURL); err != nil {
+			return nil, false, unparsable("Client.BaseURL", err)
+		}
+	}
+	if u.Host == "" && u.Scheme == "" {
+		if base == nil {
+			return nil, false, &UsageError{Field: "URL", Reason: "it is relative; give an absolute URL or set Client.BaseURL"}
+		}
+		u = join(base, u)
+	}
+	if u.Scheme != "http" && u.Scheme != "https" {
+		return nil, false, &UsageError{Field: "URL", Reason: fmt.Sprintf("its scheme is %q; only http and https can be sent", u.Scheme)}
+	}
+	if u.Hostname() == "" {
+		return nil, false, &UsageError{Field: "URL", Reason: "it has no host"}
+	}
+	return u, base != nil && !sameOrigin(base, u), nil
+}
+
+// join puts base in front of relative, byte for byte: nothing is cleaned or
+// resolved, because a service may tell "/a//b" from "/a/b".
+func join(base, relative *url.URL) *url.URL {
+	concat := func(a, b string) string {
+		if b == "" {
+			return a
+		}
+		return strings.TrimSuffix(a, "/") + "/" + strings.TrimPrefix(b, "/")
+	}
+	joined := *base
+	joined.Path, joined.RawPath = concat(base.Path, relative.Path), concat(base.EscapedPath(), relative.EscapedPath())
+	joined.RawQuery, joined.Fragment = relative.RawQuery, relative.Fragment
+	return &joined
+}
+
+func unparsable(field string, err error) error {
+	// A *url.Error repeats the URL, which may hold credentials.
+	var parse *url.Error
+	if errors.As(err, &parse) {
+		err = parse.Err
+	}
+	return &UsageError{Field: field, Reason: "it is not a URL", Err: err}
+}
+
+// header returns the fields of one attempt: the request's own, those of the
+// client, and the key on exactly one line.
+func (c *call) header(keyLine []string) http.Header {
+	own, shared, keyField := c.request.Header, c.client.Header, c.dialect.keyField()
+	h := make(http.Header, len(own)+len(shared)+1)
+	for name, values := range own {
+		if isSafe(c.request.Method) || !strings.EqualFold(name, keyField) {
+			h[name] = slices.Clip(values) // an append of the transport's must not reach the caller's
+		}
+	}
+	for name, values := range shared {
+		if !c.foreign && !has(own, name) {
+			h[http.CanonicalHeaderKey(name)] = slices.Clip(values)
+		}
+	}
+	if user := c.request.URL.User; user != nil && !has(h, "Authorization") {
+		password, _ := user.Password()
+		(&http.Request{Header: h}).SetBasicAuth(user.Username(), password)
+	}
+	if c.key != "" {
+		keyLine[0] = c.dialect.keyLine(c.key)
+		h[keyField] = keyLine
+	}
+	return h
+}
+
+func keyInHeader(field, cure string, lines int) error {
+	return &UsageError{Field: field, Reason: fmt.Sprintf("it holds a key field with %d values; %s", lines, cure)}
+}
+
+// fieldLines returns the values of a field in h, however its name is spelled,
+// and whether it is there at all.
+func fieldLines(h http.Header, field string) (lines []string, set bool) {
+	for name, values := range h {
+		if strings.EqualFold(name, field) {
+			lines, set = append(lines, values...), true
+		}
+	}
+	return lines, set
+}
+
+// has reports whether h has a field of that name, however it is spelled.
+func has(h http.Header, name string) bool {
+	_, set := fieldLines(h, name)
+	return set
+}
+
+func checkHeader(h http.Header) error {
+	for name, values := range h {
+		if !isToken(name) {
+			return &UsageError{Field: "Header", Reason: fmt.Sprintf("%q is not a field name", name)}
+		}
+		for _, value := range values {
+			if strings.ContainsFunc(value, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7F }) {
+				return &UsageError{Field: "Header", Reason: fmt.Sprintf("a value of %s holds a control character such as a newline", name)}
+			}
+		}
+	}
+	return nil
+}
+
+// isToken reports whether s is a token (RFC 9110, section 5.6.2).
+func isToken(s string) bool {
+	return s != "" && !strings.ContainsFunc(s, func(r rune) bool {
+		return r <= ' ' || r >= 0x7F || strings.ContainsRune(`"(),/:;<=>?@[\]{}`, r)
+	})
+}
+
+// isSafe reports whether method asks for nothing to be changed (RFC 9110,
+// section 9.2.1). The empty method is GET.
+func isSafe(method string) bool {
+	switch strings.ToUpper(method) {
+	case "", http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace:
+		return true
+	}
+	return false
+}
+
+// isIdempotent reports whether repeating a request with method has the effect
+// of making it once (RFC 9110, section 9.2.2).
+func isIdempotent(method string) bool {
+	switch strings.ToUpper(method) {
+	case http.MethodPut, http.MethodDelete:
+		return true
+	}
+	return isSafe(method)
+}
+
+// readBounded appends what r holds to buf, and fails if that is more than limit
+// bytes in all. size is how many are expected, or negative.
+func readBounded(buf []byte, r io.Reader, size, limit int64) ([]byte, error) {
+	const trusted = 1 << 20 // nobody makes us allocate more by a promise
+	if expected := min(size, limit, trusted) + 1; int64(cap(buf)) < expected {
+		buf = make([]byte, 0, expected)
+	}
+	for {
+		if len(buf) == cap(buf) {
+			buf = slices.Grow(buf, 512)
+		}
+		n, err := r.Read(buf[len(buf):cap(buf)])
+		buf = buf[:len(buf)+n]
+		switch {
+		case int64(len(buf)) > limit:
+			return nil, &tooLargeError{limit}
+		case err == io.EOF:
+			return slices.Clip(buf), nil
+		case err != nil:
+			return buf, err
+		}
+	}
 }
 
 // tooLargeError says that a body is beyond its bound.

@@ -63,27 +63,26 @@ func (p RetryPolicy) withDefaults() (RetryPolicy, error) {
 	if p.MaxAttempts == 0 {
 		p.MaxAttempts = 5
 	}
-	for _, f := range []struct {
-		name     string
-		value    *time.Duration
-		standard time.Duration
-	}{
-		{"RetryPolicy.AttemptTimeout", &p.AttemptTimeout, 30 * time.Second},
-		{"RetryPolicy.MaxElapsed", &p.MaxElapsed, 2 * time.Minute},
-		{"RetryPolicy.MaxRetryAfter", &p.MaxRetryAfter, time.Minute},
-		{"RetryPolicy.MaxWait", &p.MaxWait, 5 * time.Minute},
-	} {
-		if *f.value < 0 {
-			return p, negative(f.name)
-		}
-		if *f.value == 0 {
-			*f.value = f.standard
-		}
-	}
+	err := cmp.Or(
+		setDefault(&p.AttemptTimeout, 30*time.Second, "RetryPolicy.AttemptTimeout"),
+		setDefault(&p.MaxElapsed, 2*time.Minute, "RetryPolicy.MaxElapsed"),
+		setDefault(&p.MaxRetryAfter, time.Minute, "RetryPolicy.MaxRetryAfter"),
+		setDefault(&p.MaxWait, 5*time.Minute, "RetryPolicy.MaxWait"),
+		p.Budget.check(),
+	)
 	if p.NewBackOff == nil {
 		p.NewBackOff = newBackOff
 	}
-	return p, p.Budget.check()
+	return p, err
+}
+
+// setDefault replaces a zero and refuses what is negative.
+func setDefault(d *time.Duration, standard time.Duration, field string) error {
+	if *d < 0 {
+		return negative(field)
+	}
+	*d = cmp.Or(*d, standard)
+	return nil
 }
 
 func negative(field string) error {
@@ -139,7 +138,7 @@ func (b *Budget) check() error {
 func (b *Budget) deposit() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.missing = max(0, b.missing-orDefault(b.PerOperation, 0.1))
+	b.missing = max(0, b.missing-cmp.Or(b.PerOperation, 0.1))
 }
 
 // take takes a token for one retry and reports whether there was one.
@@ -148,21 +147,14 @@ func (b *Budget) take() bool {
 	defer b.mu.Unlock()
 	now := time.Now()
 	if b.missing > 0 {
-		b.missing = max(0, b.missing-now.Sub(b.updated).Seconds()*orDefault(b.PerSecond, 1))
+		b.missing = max(0, b.missing-now.Sub(b.updated).Seconds()*cmp.Or(b.PerSecond, 1))
 	}
 	b.updated = now
-	if b.missing+1 > float64(orDefault(b.Burst, 100)) {
+	if b.missing+1 > float64(cmp.Or(b.Burst, 100)) {
 		return false
 	}
 	b.missing++
 	return true
-}
-
-func orDefault[T int | float64](value, standard T) T {
-	if value == 0 {
-		return standard
-	}
-	return value
 }
 
 // pacer decides, for one operation, whether there is another attempt and how
@@ -282,16 +274,22 @@ func (e *attemptTimeoutError) Timeout() bool { return true }
 type call struct {
 	client   *Client
 	dialect  *Dialect
-	request  *http.Request // the template of every attempt
-	key      Key           // "" for a request without one
-	body     []byte        // of a keyed request
-	send     func(*http.Request) (*http.Response, error)
+	request  http.Request // the template of every attempt
+	foreign  bool         // it goes to another origin than that of BaseURL
+	follow   bool         // redirects
+	key      Key          // "" for a request without one
+	body     []byte       // of a keyed request
 	pacer    pacer
 	started  time.Time
 	last     *exchange
 	mismatch mismatch  // the last one seen
 	attempts []Attempt // those that failed
 	sent     bool      // some attempt may have reached the server
+
+	// Most operations are small and have one attempt: with its parts here, they
+	// are one allocation.
+	first                     exchange
+	requestSpace, answerSpace [512]byte
 }
 
 // run drives the operation to its final answer, which it returns.
@@ -303,7 +301,7 @@ func (c *call) run(ctx context.Context) (*exchange, error) {
 		}
 	}()
 	c.started = time.Now()
-	ctx = hooked(ctx, c.client.Trace.OperationStart, c.attempt(0))
+	ctx = c.hooked(ctx, c.client.Trace.OperationStart, Attempt{Start: c.started})
 	c.pacer.budget.deposit()
 	err := c.untilFinal(ctx)
 	c.done(ctx, err)
@@ -407,7 +405,7 @@ func (c *call) remember(x *exchange) {
 	if len(c.attempts) == maxRemembered {
 		c.attempts = slices.Delete(c.attempts, 0, 1)
 	}
-	c.attempts = append(c.attempts, x.Attempt)
+	c.attempts = append(c.attempts, c.view(x.Attempt))
 	c.sent = c.sent || !x.evidence.notSent()
 }
 
@@ -481,20 +479,20 @@ func (c *call) statusError(response Response) *StatusError {
 }
 
 // String returns method and URL, without anything secret.
-func (c *call) String() string { return c.method() + " " + c.safeURL() }
+func (c *call) String() string { return c.method() + " " + redact.URL(c.request.URL) }
 
 func (c *call) method() string { return cmp.Or(c.request.Method, http.MethodGet) }
 
-func (c *call) safeURL() string { return redact.URL(c.request.URL) }
-
-func (c *call) attempt(number int) Attempt {
-	return Attempt{Key: c.key, Method: c.method(), URL: c.safeURL(), Number: number, Start: time.Now()}
+// view completes an attempt for the eyes of others.
+func (c *call) view(a Attempt) Attempt {
+	a.Key, a.Method, a.URL = c.key, c.method(), redact.URL(c.request.URL)
+	return a
 }
 
 // hooked calls a Start hook and returns the context that goes on from it.
-func hooked(ctx context.Context, hook func(context.Context, Attempt) context.Context, a Attempt) context.Context {
+func (c *call) hooked(ctx context.Context, hook func(context.Context, Attempt) context.Context, a Attempt) context.Context {
 	if hook != nil {
-		if next := hook(ctx, a); next != nil {
+		if next := hook(ctx, c.view(a)); next != nil {
 			return next
 		}
 	}
@@ -504,7 +502,7 @@ func hooked(ctx context.Context, hook func(context.Context, Attempt) context.Con
 func (c *call) attemptDone(x *exchange) {
 	x.Duration, x.Sends = time.Since(x.Start), int(x.evidence.sends.Load())
 	if hook := c.client.Trace.AttemptDone; hook != nil {
-		hook(x.ctx, x.Attempt)
+		hook(x.ctx, c.view(x.Attempt))
 	}
 }
 
@@ -512,38 +510,44 @@ func (c *call) waiting(ctx context.Context, x *exchange, wait time.Duration) {
 	x.Wait = wait
 	c.attempts[len(c.attempts)-1].Wait = wait
 	if hook := c.client.Trace.Waiting; hook != nil {
-		hook(ctx, x.Attempt)
+		hook(ctx, c.view(x.Attempt))
 	}
-	if c.client.Logger == nil {
-		return
+	if log := c.client.Logger; log != nil {
+		log.LogAttrs(ctx, slog.LevelInfo, "idem waits to send again", append(c.logAttrs(x.Attempt), slog.Duration("wait", wait))...)
 	}
-	c.client.Logger.LogAttrs(ctx, slog.LevelInfo, "idem waits to send again", append(c.logAttrs(x.Attempt), slog.Duration("wait", wait))...)
 }
 
 // done reports the end of the operation.
 func (c *call) done(ctx context.Context, err error) {
-	last := c.attempt(0)
+	last := Attempt{}
 	if c.last != nil {
 		last = c.last.Attempt
 	}
 	last.Start, last.Duration = c.started, time.Since(c.started)
-	var given *IncompleteError
-	if errors.As(err, &given) && c.client.Logger != nil {
-		c.client.Logger.LogAttrs(ctx, slog.LevelWarn, "idem gave an operation up",
-			append(c.logAttrs(last), slog.String("reason", string(given.Reason)), slog.String("outcome", given.result.String()))...)
+	if log := c.client.Logger; log != nil && err != nil {
+		log.LogAttrs(ctx, slog.LevelWarn, "idem gave an operation up", append(c.logAttrs(last), givenUp(err)...)...)
 	}
 	if hook := c.client.Trace.OperationDone; hook != nil {
 		last.Err = err
-		hook(ctx, last)
+		hook(ctx, c.view(last))
 	}
 }
 
 func (c *call) logAttrs(a Attempt) []slog.Attr {
-	attrs := []slog.Attr{
-		slog.Any("idempotency_key", a.Key), slog.String("method", a.Method), slog.String("url", a.URL), slog.Int("attempt", a.Number),
-	}
+	a = c.view(a)
+	result := slog.Int("status", a.Status)
 	if a.Err != nil {
-		return append(attrs, slog.String("error", a.Err.Error()))
+		result = slog.String("error", a.Err.Error())
 	}
-	return append(attrs, slog.Int("status", a.Status))
+	return []slog.Attr{
+		slog.Any("idempotency_key", a.Key), slog.String("method", a.Method), slog.String("url", a.URL), slog.Int("attempt", a.Number), result,
+	}
+}
+
+func givenUp(err error) []slog.Attr {
+	var e *IncompleteError
+	if !errors.As(err, &e) {
+		return nil
+	}
+	return []slog.Attr{slog.String("reason", string(e.Reason)), slog.String("outcome", e.result.String())}
 }

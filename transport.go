@@ -92,16 +92,16 @@ const maxRedirects = 10
 // following sends a request without a key and follows redirects as
 // [http.Client] does, but for the fields of Client.Header and the key, which
 // another origin does not get.
-func (c *Client) following(req *http.Request) (*http.Response, error) {
-	client := &http.Client{Transport: c.transport(), CheckRedirect: func(next *http.Request, via []*http.Request) error {
+func (c *call) following(req *http.Request) (*http.Response, error) {
+	client := &http.Client{Transport: c.client.transport(), CheckRedirect: func(next *http.Request, via []*http.Request) error {
 		if len(via) >= maxRedirects {
 			return errTooManyRedirects
 		}
 		if sameOrigin(via[0].URL, next.URL) {
 			return nil
 		}
-		next.Header.Del(c.dialect().keyField())
-		for name := range c.Header {
+		next.Header.Del(c.dialect.keyField())
+		for name := range c.client.Header {
 			next.Header.Del(name)
 		}
 		return nil
@@ -127,16 +127,24 @@ func origin(u *url.URL) string {
 type exchange struct {
 	Attempt
 	ctx      context.Context //nolint:containedctx // as the AttemptStart hook returned it, for the other hooks
+	keyLine  [1]string       // of the request's header
+	sending  bytes.Reader    // over the request's body
 	resp     *http.Response  // nil if Err is set
 	body     []byte          // what was read of the answer's body
 	whole    bool            // that is all of it
 	tooLarge error           // it is beyond MaxResponseBytes
+	answer   memoryBody      // the answer's body for the caller
 	verdict  Verdict
 	cancel   context.CancelFunc
 	timer    *time.Timer // of AttemptTimeout, or nil
-	timedOut atomic.Bool
+	trace    httptrace.ClientTrace
 	evidence evidence
 }
+
+// memoryBody is a body that has been read.
+type memoryBody struct{ bytes.Reader }
+
+func (*memoryBody) Close() error { return nil }
 
 // evidence is what httptrace proves about an attempt.
 type evidence struct {
@@ -144,13 +152,9 @@ type evidence struct {
 	sends            atomic.Int32
 }
 
-func (e *evidence) trace() *httptrace.ClientTrace {
-	return &httptrace.ClientTrace{
-		GetConn:      func(string) { e.asked.Store(true) },
-		GotConn:      func(httptrace.GotConnInfo) { e.connected.Store(true) },
-		WroteHeaders: func() { e.sends.Add(1) },
-	}
-}
+func (e *evidence) getConn(string)                { e.asked.Store(true) }
+func (e *evidence) gotConn(httptrace.GotConnInfo) { e.connected.Store(true) }
+func (e *evidence) wroteHeaders()                 { e.sends.Add(1) }
 
 // notSent reports whether it is proved that nothing was sent: a connection was
 // asked for and there was none. A transport that tells nothing proves nothing.
@@ -158,16 +162,18 @@ func (e *evidence) notSent() bool { return e.asked.Load() && !e.connected.Load()
 
 // exchange sends the request once. The answer's body is still to be read.
 func (c *call) exchange(ctx context.Context, number int) *exchange {
-	x := &exchange{Attempt: c.attempt(number)}
-	x.ctx = hooked(ctx, c.client.Trace.AttemptStart, x.Attempt)
+	x := &c.first
+	if number > 1 {
+		x = new(exchange)
+	}
+	x.Number, x.Start = number, time.Now()
+	x.ctx = c.hooked(ctx, c.client.Trace.AttemptStart, x.Attempt)
 	ctx, x.cancel = context.WithCancel(x.ctx)
 	if limit := c.pacer.policy.AttemptTimeout; limit < NoLimit {
-		x.timer = time.AfterFunc(limit, func() {
-			x.timedOut.Store(true)
-			x.cancel()
-		})
+		x.timer = time.AfterFunc(limit, x.cancel)
 	}
-	resp, err := c.sendOnce(httptrace.WithClientTrace(ctx, x.evidence.trace()), number) //nolint:bodyclose // by read, drain or the caller
+	x.trace = httptrace.ClientTrace{GetConn: x.evidence.getConn, GotConn: x.evidence.gotConn, WroteHeaders: x.evidence.wroteHeaders}
+	resp, err := c.send(httptrace.WithClientTrace(ctx, &x.trace), x) //nolint:bodyclose // by read, drain or the caller
 	if err != nil {
 		x.fail(c, err)
 		return x
@@ -177,12 +183,16 @@ func (c *call) exchange(ctx context.Context, number int) *exchange {
 	return x
 }
 
-func (c *call) sendOnce(ctx context.Context, number int) (*http.Response, error) {
-	req, err := c.fresh(ctx, number)
+func (c *call) send(ctx context.Context, x *exchange) (resp *http.Response, err error) {
+	req, err := c.fresh(ctx, x)
 	if err != nil {
 		return nil, err
 	}
-	resp, err := c.send(req)
+	if c.follow {
+		resp, err = c.following(req)
+	} else {
+		resp, err = c.client.transport().RoundTrip(req)
+	}
 	if err == nil && resp == nil {
 		err = errors.New("the transport returned neither an answer nor an error")
 	}
@@ -191,37 +201,35 @@ func (c *call) sendOnce(ctx context.Context, number int) (*http.Response, error)
 
 // fresh returns a request for one attempt, which shares nothing that can change
 // with those of other attempts.
-func (c *call) fresh(ctx context.Context, number int) (r *http.Request, err error) {
+//
+// The reader of a frozen body is of a type that net/http knows, so that head and
+// body leave in one write, and GetBody lets it send the request again on another
+// connection.
+func (c *call) fresh(ctx context.Context, x *exchange) (r *http.Request, err error) {
 	r = c.request.WithContext(ctx)
-	r.Header = c.request.Header.Clone()
-	if c.key != "" {
-		setBody(r, c.body)
-		return r, nil
+	r.Header = c.header(x.keyLine[:])
+	switch {
+	case c.key == "":
+		if x.Number > 1 && r.GetBody != nil {
+			r.Body, err = r.GetBody()
+		}
+		return r, err
+	case len(c.body) == 0:
+		r.ContentLength, r.GetBody = 0, nil
+	default:
+		x.sending.Reset(c.body)
+		r.Body, r.GetBody, r.ContentLength = io.NopCloser(&x.sending), c.getBody, int64(len(c.body))
 	}
-	if number > 1 && r.GetBody != nil {
-		r.Body, err = r.GetBody()
-	}
-	return r, err
+	return r, nil
 }
 
-// setBody makes body the body of r. The reader is of a type that net/http
-// knows, so that head and body leave in one write, and GetBody lets it send the
-// request again on another connection.
-func setBody(r *http.Request, body []byte) {
-	r.ContentLength = int64(len(body))
-	r.Body, r.GetBody = nil, nil
-	if len(body) == 0 {
-		return
-	}
-	r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
-	r.Body, _ = r.GetBody()
-}
+func (c *call) getBody() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(c.body)), nil }
 
 // fail ends the attempt without an answer that can be used.
 func (x *exchange) fail(c *call, err error) {
 	var record tls.RecordHeaderError
 	switch {
-	case x.timedOut.Load():
+	case x.timer != nil && !x.timer.Stop(): // it fired
 		err = &attemptTimeoutError{c.pacer.policy.AttemptTimeout}
 	case errors.As(err, &record) && string(record.RecordHeader[:]) == "HTTP/":
 		err = http.ErrSchemeMismatch // as net/http's client says it
@@ -232,24 +240,26 @@ func (x *exchange) fail(c *call, err error) {
 }
 
 // read reads the whole answer. A body that ends early, or not within the
-// attempt's time, fails the attempt.
+// attempt's time, or is not what its digest says, fails the attempt.
 func (x *exchange) read(c *call) {
-	body, err := readBounded(x.resp.Body, c.client.maxResponseBytes())
-	var tooLarge *tooLargeError
-	if err != nil && !errors.As(err, &tooLarge) {
+	body, err := readBounded(c.answerSpace[:0], x.resp.Body, x.resp.ContentLength, c.client.maxResponseBytes())
+	if err != nil && !isA[*tooLargeError](err) {
 		x.fail(c, err)
 		return
 	}
 	x.close()
-	if err != nil {
-		x.tooLarge = err
-	}
-	x.body, x.whole = body, err == nil
+	x.keep(body, err == nil)
+	x.tooLarge = err
 	if err := c.checkDigest(x); err != nil {
 		x.fail(c, err)
-		return
 	}
-	x.resp.Body = io.NopCloser(bytes.NewReader(body))
+}
+
+// keep makes body, which may be the beginning of it, the answer's.
+func (x *exchange) keep(body []byte, whole bool) {
+	x.body, x.whole = body, whole
+	x.answer.Reset(body)
+	x.resp.Body = &x.answer
 }
 
 // mismatch is a body that is not the one its Content-Digest speaks of.
@@ -298,28 +308,29 @@ func (x *exchange) drain() {
 	defer limit.Stop()
 	body, err := io.ReadAll(io.LimitReader(unread, drainBytes+1))
 	x.close()
-	x.whole = err == nil && len(body) <= drainBytes
-	x.body = body[:min(len(body), drainBytes)]
-	x.resp.Body = io.NopCloser(bytes.NewReader(x.body))
+	x.keep(body[:min(len(body), drainBytes)], err == nil && len(body) <= drainBytes)
 }
 
 // close ends the attempt on the wire. It may be called more than once.
 func (x *exchange) close() {
-	if x.timer != nil {
-		x.timer.Stop()
-	}
+	x.stopTimer()
 	x.cancel()
 	if x.resp != nil {
 		_ = x.resp.Body.Close()
 	}
 }
 
+func (x *exchange) stopTimer() {
+	if x.timer != nil {
+		x.timer.Stop()
+		x.timer = nil
+	}
+}
+
 // handOver leaves the answer's body to the caller: from here on only his
 // context bounds it, and closing it ends the attempt.
 func (x *exchange) handOver() {
-	if x.timer != nil {
-		x.timer.Stop()
-	}
+	x.stopTimer()
 	x.resp.Body = &handedOver{x.resp.Body, x.cancel}
 }
 
@@ -354,13 +365,14 @@ func isA[E error](err error) bool {
 
 // transportError wraps err as net/http's client does, without anything secret.
 func (c *call) transportError(err error) error {
-	secrets := redact.Secrets(c.request.URL, c.request.Header, func(name string) bool {
+	secrets := redact.Secrets(c.request.URL, c.header(make([]string, 1)), func(name string) bool {
 		return name == "Authorization" || name == "Proxy-Authorization" || name == "Cookie" || has(c.client.Header, name)
 	})
-	err = redact.Error(err, secrets, c.safeURL())
+	safeURL := redact.URL(c.request.URL)
+	err = redact.Error(err, secrets, safeURL)
 	if isA[*url.Error](err) {
 		return err
 	}
 	method := c.method()
-	return &url.Error{Op: method[:1] + strings.ToLower(method[1:]), URL: c.safeURL(), Err: err}
+	return &url.Error{Op: method[:1] + strings.ToLower(method[1:]), URL: safeURL, Err: err}
 }
