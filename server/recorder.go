@@ -44,10 +44,11 @@ type recorder struct {
 	outer  http.ResponseWriter
 	method string
 
-	before http.Header // the outer writer's, before the handler ran
-	header http.Header // the handler's
-	frozen http.Header // the handler's as it was at WriteHeader
-	status int         // 0 until WriteHeader
+	before   http.Header // the outer writer's, before the handler ran
+	header   http.Header // the handler's
+	frozen   http.Header // the handler's as it was at WriteHeader
+	trailers http.Header // the handler's when it returned
+	status   int         // 0 until WriteHeader
 
 	declared int64  // by Content-Length, or -1
 	written  int64  // accepted from the handler
@@ -319,14 +320,15 @@ func (rec *recorder) finish() (resp Response, final bool, err error) {
 	if rec.broken != nil {
 		return Response{StatusCode: rec.status}, false, rec.broken
 	}
+	rec.trailers = maps.Clone(rec.header)
+	maps.DeleteFunc(rec.trailers, func(name string, _ []string) bool { return !rec.isTrailer(name, nil) })
 	if rec.passing {
 		rec.sendTrailers()
+	} else {
+		rec.sniff()
 	}
 	if rec.written > rec.maxStored {
 		return Response{StatusCode: rec.status, NotKept: true}, stored(rec.status), nil
-	}
-	if !rec.passing {
-		rec.sniff()
 	}
 	resp = Response{StatusCode: rec.status, Fields: storedFields(rec.before, rec.frozen), Body: rec.body}
 	return resp, stored(rec.status), nil
@@ -346,7 +348,8 @@ func (rec *recorder) send() error {
 	if rec.passing || rec.hijacked {
 		return rec.sendErr
 	}
-	seal(rec.frozen, rec.method, rec.status, rec.body, !rec.hasTrailers())
+	sized := len(rec.trailers) == 0 && len(rec.frozen["Trailer"]) == 0 // a body of known length has no trailers
+	seal(rec.frozen, rec.method, rec.status, rec.body, sized)
 	rec.commit()
 	rec.sendErr = writeBody(rec.outer, rec.status, rec.body)
 	rec.sendTrailers()
@@ -358,22 +361,7 @@ func (rec *recorder) send() error {
 func (rec *recorder) sendTrailers() {
 	h := rec.outer.Header()
 	maps.DeleteFunc(h, rec.isTrailer)
-	for name, values := range rec.header {
-		if rec.isTrailer(name, values) {
-			h[name] = values
-		}
-	}
-}
-
-// hasTrailers reports whether the handler announced or set any, so that the
-// body has to be sent without a length.
-func (rec *recorder) hasTrailers() bool {
-	for name := range rec.header {
-		if rec.isTrailer(name, nil) {
-			return true
-		}
-	}
-	return len(rec.frozen["Trailer"]) > 0
+	maps.Copy(h, rec.trailers)
 }
 
 func (rec *recorder) isTrailer(name string, _ []string) bool {

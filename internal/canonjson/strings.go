@@ -33,8 +33,8 @@ func unescape(dst, raw []byte) ([]byte, bool) {
 }
 
 // decodeEscape returns the character that the escape at the beginning of s
-// stands for, and the length of the escape, which is 0 if there is none. Behind
-// the backslash there is always another byte, at least a quote.
+// stands for, and the length of the escape, which is 0 if there is none. The
+// scanner has seen to it that the backslash is not the last byte.
 func decodeEscape(s []byte) (rune, int) {
 	if i := strings.IndexByte(escapes, s[1]); i >= 0 {
 		return rune(escaped[i]), 2
