@@ -1,6 +1,6 @@
 module github.com/idemhttp/idem
 
-go 1.26.0
+go 1.25.0
 
 require (
 	github.com/cenkalti/backoff/v4 v4.3.0 // indirect
@@ -10,11 +10,11 @@ require (
 	github.com/jackc/pgx/v5 v5.13.0 // indirect
 	github.com/jackc/puddle/v2 v2.2.3 // indirect
 	github.com/jarcoal/httpmock v1.4.2 // indirect
-	github.com/prometheus/client_golang v1.25.0 // indirect
-	github.com/redis/rueidis v1.0.79 // indirect
+	github.com/prometheus/client_golang v1.23.2 // indirect
+	github.com/redis/rueidis v1.0.71 // indirect
 	github.com/stretchr/testify v1.12.1 // indirect
 	go.yaml.in/yaml/v3 v3.0.5 // indirect
-	golang.org/x/sync v0.23.0 // indirect
-	golang.org/x/sys v0.48.0 // indirect
-	golang.org/x/text v0.42.0 // indirect
+	golang.org/x/sync v0.22.0 // indirect
+	golang.org/x/sys v0.39.0 // indirect
+	golang.org/x/text v0.41.0 // indirect
 )
