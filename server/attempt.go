@@ -21,7 +21,15 @@ type attempt struct {
 // the key has been used again, or could be.
 var errEnded = errors.New("idem: the record had expired before the operation was completed")
 
-// complete returns the completed record, whoever completed it.
+// atomic reports whether the attempt's effects are lost unless it completes.
+func (a attempt) atomic() bool {
+	_, atomic := a.claim.Lease.(AtomicLease)
+	return atomic
+}
+
+// complete returns the completed record, whoever completed it. Unless the
+// attempt is atomic, and nothing of it remains, that is a record of the same
+// operation.
 func (a attempt) complete(ctx context.Context, r Response) (Record, error) {
 	ctx, cancel := context.WithTimeout(ctx, a.timeout)
 	defer cancel()
@@ -29,7 +37,8 @@ func (a attempt) complete(ctx context.Context, r Response) (Record, error) {
 	if err != nil {
 		return Record{}, err
 	}
-	if rec.Operation != a.claim.Operation.ID || rec.Status != Completed || rec.Response == nil {
+	foreign := rec.Reused || rec.Operation != a.claim.Operation.ID
+	if rec.Status != Completed || rec.Response == nil || foreign && !a.atomic() {
 		return Record{}, errEnded
 	}
 	return rec, nil

@@ -127,7 +127,7 @@ func (a attempt) do(ctx context.Context, fn func(ctx context.Context) ([]byte, e
 	}
 	r := Response{StatusCode: 200, Body: value}
 	rec, err := a.complete(detached, r)
-	if _, atomic := a.claim.Lease.(AtomicLease); undecided(err) && !atomic {
+	if undecided(err) && !a.atomic() {
 		rec, err = a.completeLate(ctx, r)
 	}
 	if errors.Is(err, ErrRestart) {
@@ -135,6 +135,9 @@ func (a attempt) do(ctx context.Context, fn func(ctx context.Context) ([]byte, e
 	}
 	if err != nil {
 		return Done{Value: value}, fmt.Errorf("idem: done, but not recorded: %w", err)
+	}
+	if rec.Reused {
+		return Done{}, ErrReused
 	}
 	return Done{Value: rec.Response.Body}, nil
 }

@@ -62,7 +62,7 @@ type Event struct {
 	// Pending says that the answer was sent although it could not be recorded
 	// yet. ResultRecorded or ResultUnrecorded follows in an event of its own.
 	Pending bool
-	// Err is why, if the result is a failure that an operator should know of.
+	// Err is what went wrong, if that is not the client's affair alone.
 	Err error
 }
 

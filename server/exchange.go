@@ -61,7 +61,7 @@ func (rt *route) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	x := &exchange{route: rt, w: w, r: r, event: Event{Method: method, Pattern: r.Pattern}}
-	defer func() { rt.observe(r.Context(), x.event) }()
+	defer x.finish()
 	if rt.Optional && len(r.Header[keyfield.Name]) == 0 {
 		x.event.Result = ResultUnkeyed
 		rt.next.ServeHTTP(w, r)
@@ -72,6 +72,14 @@ func (rt *route) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	x.serve()
+}
+
+// finish tells the observer what became of the exchange, unless that ended in
+// a panic before anything was decided.
+func (x *exchange) finish() {
+	if x.event.Result != "" {
+		x.observe(x.r.Context(), x.event)
+	}
 }
 
 // governs returns the configured spelling of a method that is governed.

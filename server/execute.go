@@ -24,7 +24,7 @@ func (x *exchange) execute(claim Claim) (again bool) {
 	defer cancel()
 
 	a := attempt{claim: claim, lease: x.lease, ttl: x.ttl, timeout: x.storeTimeout}
-	rec := newRecorder(x.w, x.r, x.recorderConfig(claim.Lease))
+	rec := newRecorder(x.w, x.r, x.recorderConfig(a.atomic()))
 	x.run(claim.Lease.Context(withOperation(ctx, claim.Operation)), a, rec)
 
 	response, final, err := rec.finish()
@@ -34,8 +34,7 @@ func (x *exchange) execute(claim Claim) (again bool) {
 	return x.giveUp(a, rec, err)
 }
 
-func (x *exchange) recorderConfig(lease Lease) recorderConfig {
-	_, atomic := lease.(AtomicLease)
+func (x *exchange) recorderConfig(atomic bool) recorderConfig {
 	return recorderConfig{
 		maxStored: x.maxStored, maxBuffered: x.maxBuffered, atomic: atomic, own: []Field{x.echo}, logger: x.logger,
 	}
@@ -79,12 +78,12 @@ func (x *exchange) extended(err error) {
 // stored before it.
 func (x *exchange) complete(a attempt, rec *recorder, r Response) (again bool) {
 	stored, err := a.complete(x.detached(), r)
-	_, atomic := a.claim.Lease.(AtomicLease)
 	switch {
 	case err == nil:
-		x.flight.finish(verdict{result: decide(stored, x.Takeover), record: stored})
-		if !same(*stored.Response, r) && !rec.gone() {
-			x.answer(verdict{result: decide(stored, x.Takeover), record: stored})
+		v := verdict{result: decide(stored, x.Takeover), record: stored}
+		x.flight.finish(v)
+		if own := !stored.Reused && same(*stored.Response, r); !own && !rec.gone() {
+			x.answer(v)
 			return false
 		}
 	case errors.Is(err, ErrRestart) && !rec.gone():
@@ -92,7 +91,7 @@ func (x *exchange) complete(a attempt, rec *recorder, r Response) (again bool) {
 	case errors.Is(err, ErrRolledBack):
 		x.fail(rec, err)
 		return false
-	case atomic:
+	case a.atomic():
 		x.yield()
 		x.unavailable("an operation could not be committed", err)
 		return false
@@ -161,7 +160,7 @@ func (x *exchange) fail(rec *recorder, broken error) {
 	}
 	x.event.Result = ResultFailed
 	if broken != nil && !rec.gone() {
-		x.refuse(refusal{result: ResultFailed, detail: "Nothing was kept. " + retryDetail})
+		x.refuse(refusal{result: ResultFailed, detail: "No answer was kept. " + retryDetail})
 		return
 	}
 	x.send(rec)

@@ -15,6 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -404,6 +405,72 @@ func TestAnAtomicAttemptIsRunAgainAfterAConflict(t *testing.T) {
 			}
 		})
 	}
+}
+
+// What a completion finds in place of its own record decides, if nothing of
+// the attempt is durable. An effect that is elsewhere has happened all the same,
+// and a record that is not of its operation says nothing about it.
+func TestACompletionThatFindsAnotherRecord(t *testing.T) {
+	t.Parallel()
+	other := &server.Response{StatusCode: http.StatusAccepted, Body: []byte("other")}
+	for name, c := range map[string]struct {
+		rewrite                   func(*server.Record)
+		lease, atomic             int
+		leaseResult, atomicResult server.Result
+	}{
+		"of the same operation": {
+			func(rec *server.Record) { rec.Response = other },
+			202, 202, server.ResultReplayed, server.ResultReplayed,
+		},
+		"of another operation": {
+			func(rec *server.Record) { rec.Response, rec.Operation = other, uuid.New() },
+			201, 202, server.ResultExecuted, server.ResultReplayed,
+		},
+		"of another request": {
+			func(rec *server.Record) { rec.Reused, rec.Operation = true, uuid.New() },
+			201, 409, server.ResultExecuted, server.ResultReused,
+		},
+		"that is not completed": {
+			func(rec *server.Record) { *rec = server.Record{Status: server.Processing, Operation: rec.Operation} },
+			201, 503, server.ResultExecuted, server.ResultStoreError,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for _, atomic := range []bool{false, true} {
+				s := newService(nil, created)
+				s.store.atomic, s.store.rewrite = atomic, c.rewrite
+				w := serve(s, post("{}"))
+				if atomic {
+					require.Equal(t, c.atomic, w.Code, w.Body)
+					require.Equal(t, c.atomicResult, s.lastEvent().Result)
+					continue
+				}
+				require.Equal(t, c.lease, w.Code, w.Body)
+				require.Equal(t, c.leaseResult, s.lastEvent().Result)
+				require.Equal(t, c.leaseResult == server.ResultExecuted, s.lastEvent().Err != nil)
+			}
+		})
+	}
+}
+
+func TestACompletionWhoseAcknowledgementWasLostIsFoundAgain(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newService(nil, created)
+		var lost atomic.Bool
+		s.store.acknowledge = func() error {
+			if !lost.Swap(true) {
+				return errOutage
+			}
+			return nil
+		}
+		first := serve(s, post("{}"))
+		require.Equal(t, "attempt 1", first.Body.String())
+		require.NoError(t, s.mw.Drain(t.Context()))
+		require.Equal(t, 1, s.results()[server.ResultRecorded])
+		requireReplay(t, first, serve(s, post("{}")))
+	})
 }
 
 func TestAnAtomicAttemptWhoseTransactionFailedIsA500(t *testing.T) {

@@ -29,6 +29,10 @@ var errOutage = errors.New("the store is down")
 type faultStore struct {
 	server.Store
 	atomic bool // its leases are
+	// rewrite, if not nil, changes what a completion is told was stored.
+	rewrite func(*server.Record)
+	// acknowledge, if not nil, may lose the answer of a completion.
+	acknowledge func() error
 
 	mu    sync.Mutex
 	hooks map[string]func() error
@@ -105,7 +109,14 @@ func (l *faultLease) Complete(ctx context.Context, r server.Response, ttl time.D
 	if err := l.store.enter("complete"); err != nil {
 		return server.Record{}, err
 	}
-	return l.Lease.Complete(ctx, r, ttl)
+	rec, err := l.Lease.Complete(ctx, r, ttl)
+	if err == nil && l.store.rewrite != nil {
+		l.store.rewrite(&rec)
+	}
+	if err == nil && l.store.acknowledge != nil {
+		err = l.store.acknowledge()
+	}
+	return rec, err
 }
 
 func (l *faultLease) Release(ctx context.Context, cause error) error {

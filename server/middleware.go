@@ -34,9 +34,9 @@ const (
 //
 // Store and Account are required; every other field has a meaningful zero
 // value. Negative values are errors. The fields must not be changed after
-// Handler was called, and a Middleware must not be copied. All routes that
-// share a store should share a Middleware: it knows which keys are in flight
-// in this process.
+// Handler was called, and a Middleware must not be copied. One Middleware can
+// guard any number of handlers; those that share a store should share it where
+// they can, because it knows which keys are in flight in this process.
 type Middleware struct {
 	// Store keeps the records.
 	Store Store
@@ -132,14 +132,14 @@ func (m *Middleware) Validate() error {
 		value time.Duration
 		least time.Duration
 	}{
-		{"Wait", m.Wait, 0},
+		{"Wait", m.Wait, NoWait},
 		{"Lease", m.Lease, time.Millisecond},
 		{"TTL", m.TTL, time.Millisecond},
-		{"HandlerTimeout", m.HandlerTimeout, 0},
-		{"StoreTimeout", m.StoreTimeout, 0},
+		{"HandlerTimeout", m.HandlerTimeout, 1},
+		{"StoreTimeout", m.StoreTimeout, 1},
 	} {
 		wrong(d.value != 0 && d.value < d.least, d.field,
-			fmt.Sprintf("is %v: set it to at least %v, or to 0 for the default", d.value, d.least))
+			fmt.Sprintf("is %v: set it to %v or more, or to 0 for the default", d.value, d.least))
 	}
 	for _, n := range []struct {
 		field string

@@ -6,12 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -504,6 +506,31 @@ func TestMethodsAreGovernedAsConfigured(t *testing.T) {
 		requireProblem(t, serve(s, r), http.StatusBadRequest, "IDEMPOTENCY_KEY_MISSING")
 	}
 	require.Equal(t, http.StatusCreated, serve(s, httptest.NewRequest("POST", "/payments", nil)).Code)
+}
+
+func TestCORSKnowsEveryFieldOfTheContract(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, "Idempotency-Key", server.CORSAllowHeaders)
+	s := newService(func(mw *server.Middleware) { mw.Wait = server.NoWait }, func(w http.ResponseWriter, r *http.Request) {
+		inFlight := httptest.NewRecorder()
+		r.Context().Value(http.ServerContextKey).(http.Handler).ServeHTTP(inFlight, post("{}"))
+		assert.Equal(t, http.StatusAccepted, inFlight.Code)
+		w.Header().Set("Seen", strings.Join(slices.Collect(maps.Keys(inFlight.Header())), ", "))
+	})
+	ctx := context.WithValue(t.Context(), http.ServerContextKey, s)
+	serve(s, post("{}").WithContext(ctx))
+	replay := serve(s, post("{}"))
+	names := strings.Split(replay.Header().Get("Seen"), ", ")
+	names = append(names, slices.Collect(maps.Keys(replay.Header()))...)
+	exposed := strings.Split(server.CORSExposeHeaders, ", ")
+	for _, name := range names {
+		switch name {
+		case "Content-Type", "Content-Length", "Seen": // always exposed, and the test's own
+		default:
+			require.Contains(t, exposed, name)
+		}
+	}
+	require.Subset(t, names, exposed, "none is exposed in vain")
 }
 
 func TestOptionalKeys(t *testing.T) {
