@@ -72,6 +72,7 @@ func TestEveryRefusalHasAProblemOfItsOwn(t *testing.T) {
 		ResultMissing:       http.StatusBadRequest,
 		ResultInvalid:       http.StatusBadRequest,
 		ResultNoAccount:     http.StatusUnauthorized,
+		ResultRefused:       http.StatusForbidden,
 		ResultAccountError:  http.StatusServiceUnavailable,
 		ResultTooLarge:      http.StatusRequestEntityTooLarge,
 		ResultIncomplete:    http.StatusBadRequest,

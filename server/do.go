@@ -57,7 +57,8 @@ var (
 // is at it, [ErrReused] or [ErrIndeterminate] if fn may not be called at all,
 // and the store's error if that is unavailable. If fn has succeeded but that
 // cannot be stored, Do tries until ctx is done, and returns the value with an
-// error.
+// error; under an atomic lease nothing is done then, and Do returns the error
+// at once.
 func Do(ctx context.Context, store Store, req ClaimRequest, fn func(ctx context.Context) ([]byte, error)) (Done, error) {
 	req.Lease, req.TTL = cmp.Or(req.Lease, defaultLease), cmp.Or(req.TTL, defaultTTL)
 	if err := checkDo(store, req, fn != nil); err != nil {
@@ -130,13 +131,12 @@ func (a attempt) do(ctx context.Context, fn func(ctx context.Context) ([]byte, e
 	if undecided(err) && !a.atomic() {
 		rec, err = a.completeLate(ctx, r)
 	}
-	if errors.Is(err, ErrRestart) {
+	switch {
+	case err != nil && (a.atomic() || errors.Is(err, ErrRestart)): // nothing is done
 		return Done{}, err
-	}
-	if err != nil {
+	case err != nil:
 		return Done{Value: value}, fmt.Errorf("idem: done, but not recorded: %w", err)
-	}
-	if rec.Reused {
+	case rec.Reused:
 		return Done{}, ErrReused
 	}
 	return Done{Value: rec.Response.Body}, nil

@@ -160,7 +160,7 @@ func TestDoUnderAnAtomicLease(t *testing.T) {
 	var runs atomic.Int64
 	work := func(context.Context) ([]byte, error) {
 		runs.Add(1)
-		return nil, nil
+		return []byte("ok"), nil
 	}
 	store.on("complete", func() error {
 		if runs.Load() < 3 {
@@ -175,8 +175,16 @@ func TestDoUnderAnAtomicLease(t *testing.T) {
 
 	store.forget()
 	store.fail("complete", errOutage)
-	_, err = server.Do(t.Context(), store, message(""), work)
+	done, err := server.Do(t.Context(), store, message(""), work)
 	require.ErrorIs(t, err, errOutage)
+	require.Equal(t, 1, store.called("complete")-3, "it is not tried again")
+	require.Zero(t, done)
+
+	store.forget()
+	store.on("complete", nil)
+	store.rewrite = func(rec *server.Record) { rec.Reused = true }
+	_, err = server.Do(t.Context(), store, message(""), work)
+	require.ErrorIs(t, err, server.ErrReused)
 
 	store.on("complete", func() error {
 		store.forget()

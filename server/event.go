@@ -21,7 +21,8 @@ const (
 	ResultUnkeyed       Result = "unkeyed"       // passed through: keys are optional, and there was none
 	ResultMissing       Result = "missing"       // 400: no key
 	ResultInvalid       Result = "invalid"       // 400: a malformed key
-	ResultNoAccount     Result = "no_account"    // 401, or the status that the account function chose
+	ResultNoAccount     Result = "no_account"    // 401: the request belongs to no account
+	ResultRefused       Result = "refused"       // the status that the account function chose, or 400: its name is no use
 	ResultAccountError  Result = "account_error" // 503: the account function failed
 	ResultTooLarge      Result = "too_large"     // 413: the body is over MaxBody
 	ResultIncomplete    Result = "incomplete"    // 400: the body could not be read to its end

@@ -171,12 +171,12 @@ func (x *exchange) readAccount() refusal {
 	case errors.Is(err, ErrNoAccount) || err == nil && account == "":
 		return refusal{result: ResultNoAccount, detail: "Authenticate, then send the request again with the same key."}
 	case errors.As(err, &chosen) && chosen.HTTPStatus() >= 400 && chosen.HTTPStatus() < 600:
-		return refusal{result: ResultNoAccount, status: chosen.HTTPStatus()}
+		return refusal{result: ResultRefused, status: chosen.HTTPStatus()}
 	case err != nil:
 		x.event.Err = err
 		return refusal{result: ResultAccountError, detail: retryDetail, retryAfter: retryAfterOutage}
 	case !validAccount(account):
-		return refusal{result: ResultNoAccount, status: http.StatusBadRequest, detail: "The account's name is not usable."}
+		return refusal{result: ResultRefused, status: http.StatusBadRequest, detail: "The account has a name that cannot be used."}
 	}
 	x.id.Account = account
 	return refusal{}

@@ -178,6 +178,44 @@ func TestKeySyntax(t *testing.T) {
 	}
 }
 
+// The key comes back on every answer but the refusal of a malformed one, and
+// the marker on replays alone.
+func TestEchoAndMarker(t *testing.T) {
+	t.Parallel()
+	fail := true
+	s := newService(func(mw *server.Middleware) { mw.MaxBody = 100 }, func(w http.ResponseWriter, r *http.Request) {
+		if fail {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
+		w.Header().Set("Idempotency-Key", "forged")
+		created(w, r)
+	})
+	check := func(what string, r *http.Request, status int, echo, marker []string) {
+		t.Helper()
+		w := serve(s, r)
+		require.Equal(t, status, w.Code, what)
+		require.Equal(t, echo, w.Header()["Idempotency-Key"], what)
+		require.Equal(t, marker, w.Header()["Idempotent-Replayed"], what)
+	}
+	key, yes := []string{"key"}, []string{"true"}
+	check("not stored", post("{}"), 503, key, nil)
+	fail = false
+	check("executed again", post("{}"), 201, key, nil)
+	check("replayed", post("{}"), 201, key, yes)
+	check("reused", post(`{"other":1}`), 409, key, nil)
+	check("too large", post(strings.Repeat(" ", 101)), 413, key, nil)
+	check("no account", withAccount(post("{}"), ""), 401, key, nil)
+	check("malformed", request("POST", "/payments", "a b", "{}"), 400, nil, nil)
+	s.store.fail("claim", errOutage)
+	check("store down", post("{}"), 503, key, nil)
+}
+
+func withAccount(r *http.Request, account string) *http.Request {
+	r.Header.Set("X-Account", account)
+	return r
+}
+
 func TestTheQuotedFormIsTheSameKey(t *testing.T) {
 	t.Parallel()
 	s := newService(nil, created)
@@ -203,13 +241,13 @@ func TestAccountsThatCannotBeUsed(t *testing.T) {
 		"no name":               {"", nil, 401, "ACCOUNT_REQUIRED"},
 		"no account":            {"", server.ErrNoAccount, 401, "ACCOUNT_REQUIRED"},
 		"no account, wrapped":   {"ignored", fmt.Errorf("token: %w", server.ErrNoAccount), 401, "ACCOUNT_REQUIRED"},
-		"forbidden":             {"", refusedError{403}, 403, "ACCOUNT_REQUIRED"},
-		"forbidden, wrapped":    {"", fmt.Errorf("scope: %w", refusedError{403}), 403, "ACCOUNT_REQUIRED"},
+		"forbidden":             {"", refusedError{403}, 403, "ACCOUNT_REFUSED"},
+		"forbidden, wrapped":    {"", fmt.Errorf("scope: %w", refusedError{403}), 403, "ACCOUNT_REFUSED"},
 		"no status of a refuse": {"", refusedError{200}, 503, "ACCOUNT_UNAVAILABLE"},
 		"lookup failed":         {"", errors.New("secret detail"), 503, "ACCOUNT_UNAVAILABLE"},
-		"too long":              {strings.Repeat("a", 256), nil, 400, "ACCOUNT_REQUIRED"},
-		"NUL":                   {"a\x00b", nil, 400, "ACCOUNT_REQUIRED"},
-		"bad UTF-8":             {"a\xff", nil, 400, "ACCOUNT_REQUIRED"},
+		"too long":              {strings.Repeat("a", 256), nil, 400, "ACCOUNT_REFUSED"},
+		"NUL":                   {"a\x00b", nil, 400, "ACCOUNT_REFUSED"},
+		"bad UTF-8":             {"a\xff", nil, 400, "ACCOUNT_REFUSED"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -15,7 +15,8 @@ import (
 // reads the logs of a client.
 const (
 	codeIncomplete         = "REQUEST_INCOMPLETE"
-	codeNoAccount          = "ACCOUNT_REQUIRED"
+	codeAccountRequired    = "ACCOUNT_REQUIRED"
+	codeAccountRefused     = "ACCOUNT_REFUSED"
 	codeAccountUnavailable = "ACCOUNT_UNAVAILABLE"
 	codeFailed             = "OPERATION_FAILED"
 	codeMisconfigured      = "MIDDLEWARE_MISCONFIGURED"
@@ -39,7 +40,9 @@ func standard(r Result) problem.Details {
 	case ResultInvalid:
 		return details(http.StatusBadRequest, problem.KeyInvalid, "The idempotency key is malformed")
 	case ResultNoAccount:
-		return details(http.StatusUnauthorized, codeNoAccount, "The request belongs to no account")
+		return details(http.StatusUnauthorized, codeAccountRequired, "The request belongs to no account")
+	case ResultRefused:
+		return details(http.StatusForbidden, codeAccountRefused, "The account is refused")
 	case ResultAccountError:
 		return details(http.StatusServiceUnavailable, codeAccountUnavailable, "The account could not be determined")
 	case ResultTooLarge:
