@@ -35,6 +35,15 @@ func TestDecide(t *testing.T) {
 	}
 }
 
+func TestStatusNames(t *testing.T) {
+	t.Parallel()
+	for status, name := range map[Status]string{
+		0: "none", Processing: "processing", Completed: "completed", Failed: "failed", 4: "none",
+	} {
+		require.Equal(t, name, status.String())
+	}
+}
+
 func TestRetryAfter(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

@@ -29,6 +29,9 @@ var errOutage = errors.New("the store is down")
 type faultStore struct {
 	server.Store
 	atomic bool // its leases are
+	// unproven keeps quiet about other fingerprints while an attempt runs, as a
+	// store may that sees no more than a lock.
+	unproven bool
 	// rewrite, if not nil, changes what a completion is told was stored.
 	rewrite func(*server.Record)
 	// acknowledge, if not nil, may lose the answer of a completion.
@@ -86,6 +89,9 @@ func (s *faultStore) Claim(ctx context.Context, req server.ClaimRequest) (server
 	store := s.Store
 	s.mu.Unlock()
 	claim, err := store.Claim(ctx, req)
+	if s.unproven && claim.Record.Status == server.Processing {
+		claim.Record.Reused = false
+	}
 	if claim.Lease != nil {
 		lease := &faultLease{claim.Lease, s}
 		claim.Lease = lease

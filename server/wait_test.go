@@ -133,6 +133,53 @@ func TestAnotherRequestDoesNotWaitForOtherProcesses(t *testing.T) {
 	})
 }
 
+// A store may not be able to tell that an attempt in flight is for another
+// request. This process can, if it is its own.
+func TestThisProcessKnowsWhatItExecutes(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newService(nil, takes(time.Second))
+		s.store.unproven = true
+		s.store.on("claim", func() error {
+			if s.store.called("claim") == 1 {
+				time.Sleep(50 * time.Millisecond)
+			}
+			return nil
+		})
+		start := time.Now()
+		early := begin(s, post(`{"amount":200}`)) // asks the store before anybody owns the key
+		owner := begin(s, post(`{"amount":100}`))
+		late := begin(s, post(`{"amount":300}`))
+		requireProblem(t, <-late, http.StatusConflict, "IDEMPOTENCY_KEY_REUSE")
+		require.Zero(t, time.Since(start))
+		requireProblem(t, <-early, http.StatusConflict, "IDEMPOTENCY_KEY_REUSE")
+		require.Equal(t, 50*time.Millisecond, time.Since(start))
+		require.Equal(t, http.StatusCreated, (<-owner).Code)
+
+		elsewhere := newServiceOn(s, created)
+		owner = begin(s, request("POST", "/payments", "other", `{"amount":100}`))
+		unknown := serve(elsewhere, request("POST", "/payments", "other", `{"amount":200}`))
+		require.Equal(t, http.StatusAccepted, unknown.Code, "without evidence it is taken for in flight")
+		<-owner
+	})
+}
+
+func TestAnAnswerBeforeAnythingIsKnown(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newService(func(mw *server.Middleware) { mw.Wait = server.NoWait }, created)
+		s.store.on("claim", func() error {
+			time.Sleep(500 * time.Millisecond)
+			return nil
+		})
+		first := begin(s, post("{}"))
+		second := serve(s, post("{}"))
+		requireProcessing(t, second, "1")
+		require.NotContains(t, second.Body.String(), "operation_id")
+		require.Equal(t, http.StatusCreated, (<-first).Code)
+	})
+}
+
 // The owner fails while ten duplicates wait: one of them takes over.
 func TestOneDuplicateTakesOverFromAFailedAttempt(t *testing.T) {
 	t.Parallel()
