@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -91,25 +90,42 @@ func (s *Store) examine(ctx context.Context) (facts, error) {
 		return facts{}, err
 	}
 	defer conn.Release()
-	if err := s.checkServer(ctx, conn); err != nil {
-		return facts{}, err
-	}
-	found, err := s.schema(ctx, conn)
+	unsafe, err := checkServer(ctx, conn)
 	if err != nil {
 		return facts{}, err
 	}
-	steps, err := Migrations(s.table())
+	schema, err := s.checkSchema(ctx, conn)
 	if err != nil {
 		return facts{}, err
-	}
-	if found.version > len(steps) {
-		return facts{}, errNewerSchema(found.version, len(steps))
-	}
-	if found.version < len(steps) {
-		return facts{}, fmt.Errorf("pgstore: the schema has version %d, this program needs version %d; run pgstore.Migrate", found.version, len(steps))
 	}
 	locks, err := s.compareSessions(ctx, conn)
-	return facts{namespace: found.namespace, locks: locks}, err
+	if err != nil {
+		return facts{}, err
+	}
+	if len(unsafe) > 0 {
+		s.logger().WarnContext(ctx, "settings of the database can lose acknowledged answers in a crash, whose operations are then executed again",
+			"off", unsafe)
+	}
+	return facts{namespace: schema.namespace, locks: locks}, nil
+}
+
+// checkSchema refuses a schema of any version but ours.
+func (s *Store) checkSchema(ctx context.Context, conn *pgxpool.Conn) (schema, error) {
+	steps, err := Migrations(s.table())
+	if err != nil {
+		return schema{}, err
+	}
+	found, err := s.schema(ctx, conn)
+	switch {
+	case err != nil:
+		return schema{}, err
+	case found.version > len(steps):
+		return schema{}, errNewerSchema(found.version, len(steps))
+	case found.version < len(steps):
+		return schema{}, fmt.Errorf("pgstore: the schema has version %d, this program needs version %d; run pgstore.Migrate", found.version, len(steps))
+	default:
+		return found, nil
+	}
 }
 
 // selectSettings leaves NULL what a compatible engine does not know.
@@ -118,38 +134,27 @@ SELECT pg_is_in_recovery(),
        coalesce(current_setting('fsync', true), 'on'), coalesce(current_setting('full_page_writes', true), 'on'),
        coalesce(current_setting('synchronous_commit', true), 'on')`
 
-// checkServer refuses a server that cannot be written to, and warns of one
-// that may forget what it has acknowledged.
-func (s *Store) checkServer(ctx context.Context, conn *pgxpool.Conn) error {
+// checkServer refuses a server that cannot be written to. It returns the
+// settings by which it may forget what it has acknowledged.
+func checkServer(ctx context.Context, conn *pgxpool.Conn) (unsafe []string, err error) {
 	var standby bool
-	var fsync, fullPageWrites, synchronousCommit string
-	if err := conn.QueryRow(ctx, selectSettings).Scan(&standby, &fsync, &fullPageWrites, &synchronousCommit); err != nil {
-		return err
+	names, values := []string{"fsync", "full_page_writes", "synchronous_commit"}, make([]string, 3)
+	if err := conn.QueryRow(ctx, selectSettings).Scan(&standby, &values[0], &values[1], &values[2]); err != nil {
+		return nil, err
 	}
 	if standby {
-		return errors.New("pgstore: the server is a standby; claims go to the primary: with several hosts add target_session_attrs=read-write to the connection string")
+		return nil, errors.New("pgstore: the server is a standby; claims go to the primary: with several hosts add target_session_attrs=read-write to the connection string")
 	}
 	tx, err := conn.BeginTx(ctx, transaction)
 	if err != nil {
-		return fmt.Errorf("pgstore: the server takes no writes: %w", err)
+		return nil, fmt.Errorf("pgstore: the server takes no writes: %w", err)
 	}
-	if err := tx.Rollback(ctx); err != nil {
-		return err
-	}
-	var unsafe []string
-	for setting, value := range map[string]string{
-		"fsync": fsync, "full_page_writes": fullPageWrites, "synchronous_commit": synchronousCommit,
-	} {
+	for i, value := range values {
 		if value == "off" {
-			unsafe = append(unsafe, setting)
+			unsafe = append(unsafe, names[i])
 		}
 	}
-	if len(unsafe) > 0 {
-		slices.Sort(unsafe)
-		s.logger().WarnContext(ctx, "settings of the database can lose acknowledged answers in a crash, whose operations are then executed again",
-			"off", unsafe)
-	}
-	return nil
+	return unsafe, tx.Rollback(ctx)
 }
 
 // compareSessions finds out with a second connection whether advisory locks

@@ -58,42 +58,43 @@ func (s *Store) Run(ctx context.Context) error {
 func (s *Store) round(ctx context.Context, clock *clockGuard) (pause time.Duration, err error) {
 	interval := cmp.Or(s.CleanupInterval, time.Minute)
 	start := time.Now()
-	deleted, err := s.cleanupAsLeader(ctx, clock)
-	if err != nil || deleted < cleanupBatch {
-		return interval, err
+	batch, rests := s.cleanupAsLeader(ctx, clock)
+	batch.Took = time.Since(start)
+	if !rests && s.ObserveCleanup != nil {
+		s.ObserveCleanup(ctx, batch)
 	}
-	return max(10*time.Millisecond, min(time.Since(start), interval)), nil
+	if batch.Deleted < cleanupBatch {
+		return interval, batch.Err
+	}
+	return max(10*time.Millisecond, min(batch.Took, interval)), nil
 }
 
-// cleanupAsLeader deletes a batch unless another process is at it, or the
-// clock is not to be trusted.
-func (s *Store) cleanupAsLeader(ctx context.Context, clock *clockGuard) (deleted int, err error) {
+// cleanupAsLeader deletes a batch. It rests if another process is at it, or if
+// the clock is not to be trusted.
+func (s *Store) cleanupAsLeader(ctx context.Context, clock *clockGuard) (batch server.CleanupEvent, rests bool) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
-		return 0, err
+		return server.CleanupEvent{Err: err}, false
 	}
 	defer conn.Release()
 	defer abort(ctx, conn)
 	leads, now, lag, err := s.lead(ctx, conn)
 	if err != nil || !leads {
-		return 0, err
+		return server.CleanupEvent{Err: err}, err == nil
 	}
 	if jump := clock.check(now, time.Now()); jump != 0 {
 		s.logger().ErrorContext(ctx, "the database's clock jumped; cleanup of idempotency records rests", "jump", jump, "rest", restAfterJump)
 	}
 	if clock.rests(time.Now()) {
-		return 0, nil
+		return server.CleanupEvent{}, true
 	}
 	var rows int64
 	b := &pgx.Batch{}
 	b.Queue(s.sql(deleteExpired), cleanupBatch).Exec(count(&rows))
 	if err := send(ctx, conn, b, commit); err != nil {
-		return 0, err
+		return server.CleanupEvent{Lag: lag, Err: err}, false
 	}
-	if s.ObserveCleanup != nil {
-		s.ObserveCleanup(int(rows), lag)
-	}
-	return int(rows), nil
+	return server.CleanupEvent{Deleted: int(rows), Lag: lag}, false
 }
 
 // lead begins a transaction on conn and tries to become the only one to clean

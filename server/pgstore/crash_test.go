@@ -262,5 +262,6 @@ func comesToOwn(t *testing.T, store server.Store, req server.ClaimRequest) (clai
 		claim, err = store.Claim(context.WithoutCancel(t.Context()), req)
 		return err == nil && claim.Lease != nil
 	}, 10*time.Second, 2*time.Millisecond)
+	releaseLater(t, claim)
 	return claim, time.Since(began)
 }

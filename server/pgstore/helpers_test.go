@@ -67,7 +67,14 @@ func owned(t *testing.T, store server.Store, req server.ClaimRequest) server.Cla
 	claim, err := store.Claim(t.Context(), req)
 	require.NoError(t, err)
 	require.NotNil(t, claim.Lease, "got the record %+v", claim.Record)
+	releaseLater(t, claim)
 	return claim
+}
+
+// releaseLater sees to it that a claim does not outlive its test.
+func releaseLater(t *testing.T, claim server.Claim) {
+	t.Helper()
+	t.Cleanup(func() { _ = claim.Lease.Release(context.Background(), nil) })
 }
 
 func found(t *testing.T, store server.Store, req server.ClaimRequest) server.Record {

@@ -35,10 +35,8 @@ type Store struct {
 	// CleanupInterval is the pause between two rounds of Run. Zero means a
 	// minute.
 	CleanupInterval time.Duration
-	// ObserveCleanup, if not nil, is told by Run after each batch how many
-	// records it deleted, and for how long the oldest of them had been
-	// expired.
-	ObserveCleanup func(deleted int, lag time.Duration)
+	// ObserveCleanup, if not nil, is told by Run what became of each batch.
+	ObserveCleanup func(context.Context, server.CleanupEvent)
 
 	pool          *pgxpool.Pool
 	transactional bool

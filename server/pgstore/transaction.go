@@ -187,21 +187,17 @@ func (l *txLease) Complete(ctx context.Context, r server.Response, ttl time.Dura
 }
 
 // end takes the session from the handler, with the last SQLSTATE that the
-// handler met. If the handler has left something running on it, it is closed.
+// handler met. If the handler has left something running on it, it is cut.
 func (l *txLease) end(ctx context.Context) (conn *pgxpool.Conn, code string, err error) {
 	conn, l.conn = l.conn, nil
 	code, err = l.tx.end(ctx)
-	if err == nil && conn.Conn().PgConn().IsBusy() {
-		err = errRowsOpen
-	}
 	if err != nil {
-		_ = conn.Conn().PgConn().Conn().Close() // the session may be in use: cut it and no more
+		_ = conn.Conn().PgConn().Conn().Close()
+		l.tx.session.drain()
 		conn.Release()
 	}
 	return conn, code, err
 }
-
-var errRowsOpen = errors.New("the handler left rows or batch results open")
 
 // ending is how the transaction of a handler that gave an answer ends.
 type ending int
@@ -229,9 +225,9 @@ func stateOf(conn *pgxpool.Conn) byte {
 }
 
 // endingOf decides by the status of the answer, the state of the session and
-// the last SQLSTATE. An answer of 4xx never has effects.
+// the last SQLSTATE. An answer of 4xx or 5xx never has effects.
 func endingOf(status int, state byte, code string) ending {
-	rejected := status >= 400 && status < 500
+	rejected := status >= 400
 	switch {
 	case state == stateAborted && restartable(code):
 		return restart

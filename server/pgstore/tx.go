@@ -99,11 +99,23 @@ func (s *session) note(err error) error {
 	return err
 }
 
+// drain waits until nobody uses the connection, which has been cut.
+func (s *session) drain() {
+	<-s.turn
+	s.over = pgx.ErrTxClosed
+	s.turn <- struct{}{}
+}
+
+var errRowsOpen = errors.New("the handler left rows or batch results open")
+
 // end takes the transaction from the handler and returns the last SQLSTATE it
-// met.
+// met. It fails if the connection is still in use.
 func (t *tx) end(ctx context.Context) (code string, err error) {
 	err = t.session.use(ctx, func() error {
 		t.session.over, code = pgx.ErrTxClosed, t.session.code
+		if t.inner.Conn().PgConn().IsBusy() {
+			return errRowsOpen
+		}
 		return nil
 	})
 	return code, err

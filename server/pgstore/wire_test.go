@@ -142,21 +142,27 @@ func TestReplayTakesOneRoundTripAndNoTransactionID(t *testing.T) {
 				return slices.ContainsFunc(w.seen(), func(s string) bool { return s == "COMMIT" || s == "ROLLBACK" })
 			}, 10*time.Second, time.Millisecond)
 
-			transactionID, ended := "", make(chan struct{})
+			ends, goOn := make(chan pgtest.Statement, 1), make(chan struct{})
 			w.Intercept(func(s pgtest.Statement) pgtest.Verdict {
-				if end := strings.ToUpper(s.SQL); end == "COMMIT" || end == "ROLLBACK" {
-					transactionID = pgtest.Value[string](t, db,
-						"SELECT coalesce(backend_xid::text, '') FROM pg_stat_activity WHERE pid = $1", s.Backend)
-					close(ended)
+				if end := words(s); end == "COMMIT" || end == "ROLLBACK" {
+					ends <- s
+					<-goOn
 				}
 				return pgtest.Pass
 			})
-			before := w.Flights()
-			rec := found(t, store, request("key"))
+			before, claimed := w.Flights(), make(chan server.Claim, 1)
+			go func() {
+				claim, _ := store.Claim(t.Context(), request("key"))
+				claimed <- claim
+			}()
+			session := (<-ends).Backend
+			transactionID := pgtest.Value[string](t, db,
+				"SELECT coalesce(backend_xid::text, '') FROM pg_stat_activity WHERE pid = $1", session)
+			close(goOn)
+			rec := (<-claimed).Record
+			require.Empty(t, transactionID)
 			require.Equal(t, server.Completed, rec.Status)
 			require.Equal(t, "done", string(rec.Response.Body))
-			<-ended
-			require.Empty(t, transactionID)
 			if name == "lease" {
 				require.Equal(t, 1, w.Flights()-before)
 			}
