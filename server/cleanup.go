@@ -21,9 +21,19 @@ type Cleanup struct {
 	// Logger gets the errors of the store, which do not end Run. Nil means
 	// [slog.Default].
 	Logger *slog.Logger
-	// Observe, if not nil, is told after each batch how many records it
-	// deleted.
-	Observe func(deleted int)
+	// Observe, if not nil, is told what became of each batch.
+	Observe func(context.Context, CleanupEvent)
+}
+
+// CleanupEvent is what became of one batch of a cleanup, for metrics and logs.
+type CleanupEvent struct {
+	Deleted int // records
+	Took    time.Duration
+	// Lag is for how long the oldest record to be deleted had been expired.
+	// Zero also means that the store does not tell.
+	Lag time.Duration
+	// Err is what the store failed with, or nil.
+	Err error
 }
 
 // Run cleans up until ctx is done and returns why it is, as [context.Cause]
@@ -51,15 +61,13 @@ func (c *Cleanup) Run(ctx context.Context) error {
 func (c *Cleanup) round(ctx context.Context) error {
 	batch := cmp.Or(c.Batch, 1000)
 	for ctx.Err() == nil {
+		start := time.Now()
 		deleted, err := c.Store.Cleanup(ctx, batch)
-		if err != nil {
-			return err
-		}
 		if c.Observe != nil {
-			c.Observe(deleted)
+			c.Observe(ctx, CleanupEvent{Deleted: deleted, Took: time.Since(start), Err: err})
 		}
-		if deleted < batch {
-			return nil
+		if err != nil || deleted < batch {
+			return err
 		}
 	}
 	return nil

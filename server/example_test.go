@@ -159,7 +159,7 @@ func ExampleCleanup() {
 	cleanup := &server.Cleanup{
 		Store:    new(memstore.Store),
 		Interval: time.Minute,
-		Observe:  func(deleted int) { fmt.Println("deleted", deleted) },
+		Observe:  func(_ context.Context, e server.CleanupEvent) { fmt.Println("deleted", e.Deleted) },
 	}
 	fmt.Println(cleanup.Run(ctx))
 	// Output:
