@@ -119,6 +119,9 @@ func Post[T any](ctx context.Context, client *Client, url string, body any) (Res
 // a final answer.
 func Send[T any](ctx context.Context, client *Client, op Operation) (Result[T], error) {
 	var result Result[T]
+	if ctx == nil || client == nil {
+		return result, &UsageError{Field: "Send", Reason: "it needs a context and a client; &idem.Client{} works"}
+	}
 	c, err := client.operationCall(&op)
 	if err != nil {
 		return result, err

@@ -639,6 +639,16 @@ func TestWrongUseIsToldBeforeAnythingIsSent(t *testing.T) {
 	t.Cleanup(func() { require.Empty(t, srv.Requests()) })
 }
 
+func TestSendWithoutContextOrClientIsRefused(t *testing.T) {
+	t.Parallel()
+	op := idem.Operation{Key: "k", Method: "POST", URL: "http://bank.test/"}
+	var nobody context.Context
+	_, err := idem.Send[payment](nobody, &idem.Client{}, op)
+	require.EqualError(t, err, "idem: Send: it needs a context and a client; &idem.Client{} works")
+	_, err = idem.Send[payment](t.Context(), nil, op)
+	require.True(t, hasA[*idem.UsageError](err))
+}
+
 func TestMethodThatIsNoneIsRefused(t *testing.T) {
 	t.Parallel()
 	srv := faultnet.Serve(t, ok201())

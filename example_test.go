@@ -38,7 +38,9 @@ func paid(w http.ResponseWriter, _ *http.Request) {
 	fmt.Fprint(w, `{"id":"p1","amount":1200,"currency":"RUB"}`)
 }
 
-func unavailable(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) }
+func unavailable(w http.ResponseWriter, _ *http.Request) {
+	w.WriteHeader(http.StatusServiceUnavailable)
+}
 
 func reused(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/problem+json")
@@ -82,13 +84,11 @@ func ExampleSend() {
 }
 
 func ExampleDeriveKey() {
-	fmt.Println(idem.DeriveKey("order", "1042"))
-	fmt.Println(idem.DeriveKey("order", "1042") == idem.DeriveKey("order", "1042"))
-	fmt.Println(idem.DeriveKey("order", "1043") == idem.DeriveKey("order", "1042"))
+	fmt.Println(idem.DeriveKey("order", "1042")) // in any process, after any crash
+	fmt.Println(idem.DeriveKey("order", "1043"))
 	// Output:
 	// 820f3509-aefe-84b8-8588-e53113a1b2f0
-	// true
-	// false
+	// 750bff0b-ac2d-8187-b065-81f4bcac92db
 }
 
 func ExampleClient_Do() {

@@ -11,6 +11,8 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+
+	"github.com/idemhttp/idem/internal/rfc9110"
 )
 
 // maxBody bounds a body that has to be held in memory to be sent again.
@@ -75,14 +77,14 @@ func (c *Client) operationCall(op *Operation) (*call, error) {
 	if err := op.Key.check(); err != nil {
 		return nil, err
 	}
-	if !isToken(op.Method) {
+	if !rfc9110.IsToken(op.Method) {
 		return nil, &UsageError{Field: "Operation.Method", Reason: "it must be an HTTP method such as POST"}
 	}
 	u, err := url.Parse(op.URL)
 	if err != nil {
 		return nil, unparsable("Operation.URL", err)
 	}
-	if lines, set := fieldLines(op.Header, c.dialect().keyField()); set {
+	if lines, set := rfc9110.Lines(op.Header, c.dialect().keyField()); set {
 		return nil, keyInHeader("Operation.Header", "put it into Operation.Key", len(lines))
 	}
 	req := http.Request{Method: op.Method, URL: u, Header: op.Header, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1}
@@ -115,9 +117,9 @@ func (c *Client) requestCall(req *http.Request) (_ *call, err error) {
 // keyFor returns the key that req is to be sent with, or "" for none.
 func (c *Client) keyFor(req *http.Request) (Key, error) {
 	d := c.dialect()
-	lines, set := fieldLines(req.Header, d.keyField())
+	lines, set := rfc9110.Lines(req.Header, d.keyField())
 	switch {
-	case isSafe(req.Method), set && len(lines) == 0:
+	case rfc9110.IsSafe(req.Method), set && len(lines) == 0:
 		return "", nil
 	case len(lines) == 1:
 		return d.parseKey(lines[0])
@@ -144,13 +146,16 @@ func (c *Client) newCall(req *http.Request, key Key) (*call, error) {
 	if call.pacer.budget == nil {
 		call.pacer.budget = &c.budget
 	}
-	if lines, set := fieldLines(c.Header, call.dialect.keyField()); set {
+	if lines, set := rfc9110.Lines(c.Header, call.dialect.keyField()); set {
 		return nil, keyInHeader("Client.Header", "a key belongs to one operation, not to a client", len(lines))
 	}
 	if call.request.URL, call.foreign, err = c.resolve(req.URL); err != nil {
 		return nil, err
 	}
-	return call, cmp.Or(checkHeader(req.Header), checkHeader(c.Header))
+	if err := cmp.Or(rfc9110.CheckHeader(req.Header), rfc9110.CheckHeader(c.Header)); err != nil {
+		return nil, &UsageError{Field: "Header", Reason: err.Error()}
+	}
+	return call, nil
 }
 
 // freezeBody reads the body of the request, closes it, and checks that it is
@@ -196,7 +201,7 @@ func (c *Client) resolve(u *url.URL) (absolute *url.URL, foreign bool, err error
 	if u.Hostname() == "" {
 		return nil, false, &UsageError{Field: "URL", Reason: "it has no host"}
 	}
-	return u, base != nil && !sameOrigin(base, u), nil
+	return u, base != nil && rfc9110.Origin(base) != rfc9110.Origin(u), nil
 }
 
 // join puts base in front of relative, byte for byte: nothing is cleaned or
@@ -229,16 +234,16 @@ func (c *call) header(keyLine []string) http.Header {
 	own, shared, keyField := c.request.Header, c.client.Header, c.dialect.keyField()
 	h := make(http.Header, len(own)+len(shared)+1)
 	for name, values := range own {
-		if isSafe(c.request.Method) || !strings.EqualFold(name, keyField) {
+		if rfc9110.IsSafe(c.request.Method) || !strings.EqualFold(name, keyField) {
 			h[name] = slices.Clip(values) // an append of the transport's must not reach the caller's
 		}
 	}
 	for name, values := range shared {
-		if !c.foreign && !has(own, name) {
+		if !c.foreign && !rfc9110.Has(own, name) {
 			h[http.CanonicalHeaderKey(name)] = slices.Clip(values)
 		}
 	}
-	if user := c.request.URL.User; user != nil && !has(h, "Authorization") {
+	if user := c.request.URL.User; user != nil && !rfc9110.Has(h, "Authorization") {
 		password, _ := user.Password()
 		(&http.Request{Header: h}).SetBasicAuth(user.Username(), password)
 	}
@@ -251,64 +256,6 @@ func (c *call) header(keyLine []string) http.Header {
 
 func keyInHeader(field, cure string, lines int) error {
 	return &UsageError{Field: field, Reason: fmt.Sprintf("it holds a key field with %d values; %s", lines, cure)}
-}
-
-// fieldLines returns the values of a field in h, however its name is spelled,
-// and whether it is there at all.
-func fieldLines(h http.Header, field string) (lines []string, set bool) {
-	for name, values := range h {
-		if strings.EqualFold(name, field) {
-			lines, set = append(lines, values...), true
-		}
-	}
-	return lines, set
-}
-
-// has reports whether h has a field of that name, however it is spelled.
-func has(h http.Header, name string) bool {
-	_, set := fieldLines(h, name)
-	return set
-}
-
-func checkHeader(h http.Header) error {
-	for name, values := range h {
-		if !isToken(name) {
-			return &UsageError{Field: "Header", Reason: fmt.Sprintf("%q is not a field name", name)}
-		}
-		for _, value := range values {
-			if strings.ContainsFunc(value, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7F }) {
-				return &UsageError{Field: "Header", Reason: fmt.Sprintf("a value of %s holds a control character such as a newline", name)}
-			}
-		}
-	}
-	return nil
-}
-
-// isToken reports whether s is a token (RFC 9110, section 5.6.2).
-func isToken(s string) bool {
-	return s != "" && !strings.ContainsFunc(s, func(r rune) bool {
-		return r <= ' ' || r >= 0x7F || strings.ContainsRune(`"(),/:;<=>?@[\]{}`, r)
-	})
-}
-
-// isSafe reports whether method asks for nothing to be changed (RFC 9110,
-// section 9.2.1). The empty method is GET.
-func isSafe(method string) bool {
-	switch strings.ToUpper(method) {
-	case "", http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace:
-		return true
-	}
-	return false
-}
-
-// isIdempotent reports whether repeating a request with method has the effect
-// of making it once (RFC 9110, section 9.2.2).
-func isIdempotent(method string) bool {
-	switch strings.ToUpper(method) {
-	case http.MethodPut, http.MethodDelete:
-		return true
-	}
-	return isSafe(method)
 }
 
 // readBounded appends what r holds to buf, and fails if that is more than limit

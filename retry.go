@@ -17,6 +17,7 @@ import (
 
 	"github.com/idemhttp/idem/internal/redact"
 	"github.com/idemhttp/idem/internal/retryafter"
+	"github.com/idemhttp/idem/internal/rfc9110"
 )
 
 // NoLimit is the value of a limit that does not limit.
@@ -46,8 +47,8 @@ type RetryPolicy struct {
 	// NewBackOff returns the ceilings of the waits of one operation, without
 	// jitter: the wait is drawn evenly from zero to the ceiling, and added to
 	// Retry-After if there is one. It is called once or twice per operation and
-	// must return a fresh instance; [backoff.Stop] ends the operation. Nil
-	// means 200 ms, doubling up to 10 s.
+	// must return a fresh instance; [backoff.Stop] ends the operation. Nil, here
+	// or returned, means 200 ms, doubling up to 10 s.
 	NewBackOff func() backoff.BackOff
 	// Budget limits the retries of many operations together. Nil means one of
 	// the client's own, with the defaults of Budget.
@@ -70,10 +71,16 @@ func (p RetryPolicy) withDefaults() (RetryPolicy, error) {
 		setDefault(&p.MaxWait, 5*time.Minute, "RetryPolicy.MaxWait"),
 		p.Budget.check(),
 	)
-	if p.NewBackOff == nil {
-		p.NewBackOff = newBackOff
-	}
 	return p, err
+}
+
+func (p RetryPolicy) backOff() backoff.BackOff {
+	if p.NewBackOff != nil {
+		if b := p.NewBackOff(); b != nil {
+			return b
+		}
+	}
+	return newBackOff()
 }
 
 // setDefault replaces a zero and refuses what is negative.
@@ -167,7 +174,8 @@ type pacer struct {
 	elapsed  time.Duration // failed attempts and the waits after them
 	polled   time.Duration // the same for answers "in progress"
 	failing  backoff.BackOff
-	pollBase time.Duration // first ceiling of the policy, the jitter between polls
+	polls    int
+	jitter   time.Duration // between polls: the backoff's first ceiling
 }
 
 // pollFloor keeps a client from asking after an operation in progress more
@@ -206,7 +214,7 @@ func (p *pacer) retry(took, hint time.Duration) (time.Duration, Reason) {
 		return 0, ReasonRetryAfter
 	}
 	if p.failing == nil {
-		p.failing = p.policy.NewBackOff()
+		p.failing = p.policy.backOff()
 	}
 	ceiling := p.failing.NextBackOff()
 	if ceiling == backoff.Stop {
@@ -221,10 +229,10 @@ func (p *pacer) retry(took, hint time.Duration) (time.Duration, Reason) {
 }
 
 func (p *pacer) poll(took, hint time.Duration) (time.Duration, Reason) {
-	if p.pollBase == 0 {
-		p.pollBase = max(0, p.policy.NewBackOff().NextBackOff())
+	if p.polls++; p.polls == 1 {
+		p.jitter = p.policy.backOff().NextBackOff()
 	}
-	wait := delay(p.pollBase, max(hint, pollFloor))
+	wait := delay(p.jitter, max(hint, pollFloor))
 	p.polled = add(p.polled, add(took, wait))
 	if p.polled > p.policy.MaxWait {
 		return 0, ReasonMaxWait
@@ -318,7 +326,6 @@ func (c *call) untilFinal(ctx context.Context) error {
 			return c.incomplete(ctx, ReasonContext)
 		}
 		x := c.exchange(ctx, number)
-		c.last = x
 		c.settle(x)
 		if x.verdict == VerdictFinal || x.verdict == VerdictConflict {
 			c.attemptDone(x)
@@ -393,9 +400,9 @@ func (c *call) mayRepeat(x *exchange) bool {
 	if c.key != "" {
 		return true
 	}
-	r := c.request
+	r := &c.request
 	replayable := r.Body == nil || r.Body == http.NoBody || r.GetBody != nil
-	return replayable && (isIdempotent(r.Method) || x.Err != nil && x.evidence.notSent())
+	return replayable && (rfc9110.IsIdempotent(r.Method) || x.Err != nil && x.evidence.notSent())
 }
 
 // maxRemembered bounds the history of an operation without limits.

@@ -617,6 +617,18 @@ func TestLogTellsTheStoryWithoutSecrets(t *testing.T) {
 	})
 }
 
+func TestBackOffThatIsNilIsTheDefault(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		srv, arrivals := timeline(t, status(503), status(202, "Retry-After: 1"), ok201())
+		client := quick(srv)
+		client.Retry.NewBackOff = func() backoff.BackOff { return nil }
+		_, err := post(t, client)
+		require.NoError(t, err)
+		require.LessOrEqual(t, arrivals()[1], 200*time.Millisecond)
+	})
+}
+
 func TestBackOffIsFreshForEveryOperation(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

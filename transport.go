@@ -19,6 +19,7 @@ import (
 
 	"github.com/idemhttp/idem/internal/digest"
 	"github.com/idemhttp/idem/internal/redact"
+	"github.com/idemhttp/idem/internal/rfc9110"
 )
 
 // RoundTripper returns c as a transport, to be put under an *http.Client or
@@ -76,13 +77,13 @@ func (c *Client) redirected(req *http.Request) (*http.Request, error) {
 	if before == nil || before.URL == nil {
 		return hop, nil
 	}
-	lines, _ := fieldLines(before.Header, field)
+	lines, _ := rfc9110.Lines(before.Header, field)
 	switch {
-	case isSafe(req.Method) || len(lines) == 0:
-	case sameOrigin(before.URL, req.URL):
+	case rfc9110.IsSafe(req.Method) || len(lines) == 0:
+	case rfc9110.Origin(before.URL) == rfc9110.Origin(req.URL):
 		hop.Header[field] = lines
 	default:
-		return nil, &UsageError{Field: "redirect", Reason: "a keyed write is not sent on to another origin, " + origin(req.URL)}
+		return nil, &UsageError{Field: "redirect", Reason: "a keyed write is not sent on to another origin, " + rfc9110.Origin(req.URL)}
 	}
 	return hop, nil
 }
@@ -97,7 +98,7 @@ func (c *call) following(req *http.Request) (*http.Response, error) {
 		if len(via) >= maxRedirects {
 			return errTooManyRedirects
 		}
-		if sameOrigin(via[0].URL, next.URL) {
+		if rfc9110.Origin(via[0].URL) == rfc9110.Origin(next.URL) {
 			return nil
 		}
 		next.Header.Del(c.dialect.keyField())
@@ -110,18 +111,6 @@ func (c *call) following(req *http.Request) (*http.Response, error) {
 }
 
 var errTooManyRedirects = fmt.Errorf("idem: stopped after %d redirects", maxRedirects)
-
-func sameOrigin(a, b *url.URL) bool { return origin(a) == origin(b) }
-
-// origin returns scheme, host and port of u, the port also where it is the
-// scheme's own.
-func origin(u *url.URL) string {
-	port := u.Port()
-	if port == "" {
-		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
-	}
-	return u.Scheme + "://" + net.JoinHostPort(strings.ToLower(u.Hostname()), port)
-}
 
 // exchange is one attempt on the wire: a request and what came back.
 type exchange struct {
@@ -169,6 +158,7 @@ func (c *call) exchange(ctx context.Context, number int) *exchange {
 	x.Number, x.Start = number, time.Now()
 	x.ctx = c.hooked(ctx, c.client.Trace.AttemptStart, x.Attempt)
 	ctx, x.cancel = context.WithCancel(x.ctx)
+	c.last = x
 	if limit := c.pacer.policy.AttemptTimeout; limit < NoLimit {
 		x.timer = time.AfterFunc(limit, x.cancel)
 	}
@@ -366,7 +356,7 @@ func isA[E error](err error) bool {
 // transportError wraps err as net/http's client does, without anything secret.
 func (c *call) transportError(err error) error {
 	secrets := redact.Secrets(c.request.URL, c.header(make([]string, 1)), func(name string) bool {
-		return name == "Authorization" || name == "Proxy-Authorization" || name == "Cookie" || has(c.client.Header, name)
+		return name == "Authorization" || name == "Proxy-Authorization" || name == "Cookie" || rfc9110.Has(c.client.Header, name)
 	})
 	safeURL := redact.URL(c.request.URL)
 	err = redact.Error(err, secrets, safeURL)
