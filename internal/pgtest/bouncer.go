@@ -49,9 +49,9 @@ func (db *DB) Bouncer(tb testing.TB) *DB {
 	require.NoError(tb, err)
 	s, err := supervise(bouncerFunctions, program, config.Host, strconv.Itoa(int(config.Port)), config.User, config.Password, config.Database)
 	require.NoError(tb, err)
-	tb.Cleanup(s.stop)
+	tb.Cleanup(s.Stop)
 	through := url.URL{Scheme: "postgres", Path: "/" + config.Database, RawQuery: url.Values{
-		"host": {s.folder}, "port": {"6432"}, "user": {config.User}, "sslmode": {"disable"},
+		"host": {s.Folder}, "port": {"6432"}, "user": {config.User}, "sslmode": {"disable"},
 	}.Encode()}
 	return &DB{URL: through.String(), direct: db.direct}
 }

@@ -75,7 +75,7 @@ func start(mode Mode) (*cluster, error) {
 		return nil, err
 	}
 	u := &url.URL{Scheme: "postgres", Path: "/postgres", RawQuery: url.Values{
-		"host": {s.folder}, "user": {"postgres"}, "sslmode": {"disable"},
+		"host": {s.Folder}, "user": {"postgres"}, "sslmode": {"disable"},
 	}.Encode()}
 	return &cluster{url: u, prefix: "test_", templates: map[string]string{}}, nil
 }

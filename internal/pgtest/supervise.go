@@ -1,11 +1,8 @@
 package pgtest
 
 import (
-	"bufio"
-	"cmp"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"os/user"
@@ -14,71 +11,22 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+
+	"github.com/idemhttp/idem/internal/childproc"
 )
 
-// service is a daemon in a temporary folder that outlives this process by
-// moments only.
-type service struct {
-	folder string
-	stdin  io.Closer
-	exited chan struct{}
-}
-
-// frame is run by sh around every service. It makes the folder, has start
-// bring the service up, and waits for the end of its standard input. That
-// comes when this process closes the pipe or ends in whatever way, because
-// nobody else holds the other side. Then it stops the service and removes the
-// folder.
-const frame = `
-trap '' HUP INT TERM
-dir=$(mktemp -d "${TMPDIR:-/tmp}/idem-pg.XXXXXX") || exit 1
-cd "$dir"
-if start >"$dir/log" 2>&1; then echo "$dir"; else echo "failed: $(tail -n 20 "$dir/log" | tr '\n' ' ')"; fi
-exec 1>&-
-cat >/dev/null
-stop >>"$dir/log" 2>&1
-cd / && rm -rf "$dir"
-`
-
-// supervise runs functions, which are the shell functions start and stop,
-// under frame. Programs that refuse to run as root run as another user.
-func supervise(functions string, args ...string) (*service, error) {
+// supervise runs a service of this process. Programs that refuse to run as root
+// run as another user.
+func supervise(script string, args ...string) (*childproc.Service, error) {
 	credential, err := unprivileged()
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.Command("/bin/sh", append([]string{"-c", functions + frame, "sh"}, args...)...) //nolint:gosec,noctx // our own script, which ends with this process
-	cmd.Dir = "/"
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "TMPDIR=" + os.TempDir(), "LC_ALL=C"}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: credential}
-	stdin, err := cmd.StdinPipe()
+	s, err := childproc.Start(childproc.Command{Script: script, Args: args, Credential: credential})
 	if err != nil {
-		return nil, err
-	}
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	if err := cmd.Start(); err != nil {
-		return nil, err
-	}
-	said, err := bufio.NewReader(stdout).ReadString('\n')
-	s := &service{folder: strings.TrimSpace(said), stdin: stdin, exited: make(chan struct{})}
-	go func() {
-		defer close(s.exited)
-		_ = cmd.Wait()
-	}()
-	if err != nil || !filepath.IsAbs(s.folder) {
-		s.stop()
-		return nil, fmt.Errorf("pgtest: %s did not start: %s", filepath.Base(args[0]), cmp.Or(s.folder, "no temporary folder"))
+		return nil, fmt.Errorf("pgtest: %s did not start: %w", filepath.Base(args[0]), err)
 	}
 	return s, nil
-}
-
-// stop ends the service and returns when nothing of it is left.
-func (s *service) stop() {
-	s.stdin.Close()
-	<-s.exited
 }
 
 // unprivileged returns the user to run servers as, nil for the present one.
