@@ -18,7 +18,7 @@ const FaultField = "X-Fault"
 type Fault struct {
 	Delay     time.Duration // the handler waits before the effect
 	Fail      int           // the handler answers with this status instead of having its effect
-	FailAfter int           // the handler has its effect and answers with this status
+	FailAfter int           // the handler answers with this status after its effect
 	Panic     bool          // the handler panics before the effect
 	Drop      bool          // the connection is closed in place of the answer
 	Truncate  int           // the connection is closed after so many bytes of the answer's body, if it has more
@@ -34,7 +34,8 @@ type Fault struct {
 //
 //	delay=300ms      wait before the effect
 //	fail             answer 503 before the effect; fail=500 answers 500
-//	fail-after       have the effect, then answer 503 (or what it is set to)
+//	fail-after       have the effect, then answer 503 (or what it is set to);
+//	                 where the two are one transaction, the effect is undone
 //	panic            panic before the effect
 //	drop             have the effect, then close the connection
 //	truncate=10      have the effect, then cut the answer's body after 10 bytes

@@ -15,7 +15,7 @@ import (
 type effect func(ctx context.Context, op server.Operation, e Entry) (Entry, error)
 
 // order books an order. The id is the same on every attempt of an operation, so
-// that a second attempt books nothing more.
+// that a ledger which no transaction undoes knows the second.
 func (s *Server) order(ctx context.Context, op server.Operation, e Entry) (Entry, error) {
 	e.OrderID, e.Status = op.DownstreamKey("order"), "created"
 	return e, s.ledger.Add(ctx, e)
@@ -61,7 +61,7 @@ func (s *Server) creating(do effect) http.Handler {
 			return
 		}
 		if fault.FailAfter != 0 && fault.hits(op.Attempt) {
-			writeProblem(w, fault.FailAfter, "FAULT", "the effect has happened; this failure was asked for")
+			writeProblem(w, fault.FailAfter, "FAULT", "this failure after the effect was asked for")
 			return
 		}
 		w.Header().Set("Location", location(e))
@@ -80,7 +80,7 @@ func (s *Server) before(ctx context.Context, w http.ResponseWriter, f Fault, att
 		panic("refserver: this panic was asked for")
 	}
 	if f.Fail != 0 && f.hits(attempt) {
-		writeProblem(w, f.Fail, "FAULT", "nothing has happened; this failure was asked for")
+		writeProblem(w, f.Fail, "FAULT", "this failure before the effect was asked for")
 		return false
 	}
 	return true
@@ -155,14 +155,19 @@ func (s *Server) account(w http.ResponseWriter, r *http.Request) (string, bool) 
 	return account, true
 }
 
-// refuse answers a request that has failed: the client's mistakes are final,
-// everything else may be tried again.
+// refuse answers a request that has failed: the client's mistakes and what the
+// stock does not allow are final, everything else may be tried again.
 func (s *Server) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	var mistake *invalid
 	if errors.As(err, &mistake) {
 		writeProblem(w, http.StatusBadRequest, mistake.code, mistake.detail)
 		return
 	}
+	if errors.Is(err, ErrOutOfStock) {
+		writeProblem(w, http.StatusUnprocessableEntity, "OUT_OF_STOCK", "there is not enough in stock; nothing was ordered")
+		return
+	}
 	s.logger.ErrorContext(r.Context(), "a request has failed", "path", r.URL.Path, "error", err)
+	w.Header().Set("Retry-After", "1")
 	writeProblem(w, http.StatusServiceUnavailable, "UNAVAILABLE", "the service cannot do this now; try again")
 }

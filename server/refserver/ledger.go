@@ -3,6 +3,8 @@ package refserver
 import (
 	"cmp"
 	"context"
+	"errors"
+	"maps"
 	"math/big"
 	"slices"
 	"sync"
@@ -38,11 +40,22 @@ func location(e Entry) string {
 	return "/payments/" + e.PaymentID
 }
 
+// ErrOutOfStock is what a Ledger returns for an order of more than there is.
+var ErrOutOfStock = errors.New("refserver: there is not enough in stock")
+
+// DemoStock returns how many pieces there are at first, by SKU. What it does
+// not list is made to order, and never out of stock.
+func DemoStock() map[string]int64 {
+	return map[string]int64{"SKU-1": 1_000_000_000, "SKU-RARE": 10, "SKU-NONE": 0}
+}
+
 // Ledger is where orders and payments are booked: the effects of the API. It
 // is safe for concurrent use.
 type Ledger interface {
-	// Add books an entry under its account and id. If that id is booked
-	// already, nothing changes.
+	// Add books an entry under its account and id, and takes the items of an
+	// order from the stock: both or, if there is not enough, neither, with
+	// [ErrOutOfStock]. An operation that runs again adds its entry again; that
+	// must change nothing, unless the first time was undone with its attempt.
 	Add(ctx context.Context, e Entry) error
 	// List returns the entries of an account in the order of their booking.
 	List(ctx context.Context, account string) ([]Entry, error)
@@ -62,6 +75,11 @@ type Provider interface {
 type memoryLedger struct {
 	mu    sync.RWMutex
 	books map[string]*book // by account
+	stock map[string]int64 // by SKU
+}
+
+func newMemoryLedger() *memoryLedger {
+	return &memoryLedger{books: make(map[string]*book), stock: DemoStock()}
 }
 
 type book struct {
@@ -75,16 +93,37 @@ func (l *memoryLedger) Add(_ context.Context, e Entry) error {
 	b := l.books[e.AccountID]
 	if b == nil {
 		b = &book{index: make(map[string]int)}
-		if l.books == nil {
-			l.books = make(map[string]*book)
-		}
 		l.books[e.AccountID] = b
 	}
-	if _, booked := b.index[e.ID()]; !booked {
-		b.index[e.ID()] = len(b.entries)
-		b.entries = append(b.entries, e)
+	if _, booked := b.index[e.ID()]; booked {
+		return nil
 	}
+	if e.OrderID != "" && !l.take(e.Items) {
+		return ErrOutOfStock
+	}
+	b.index[e.ID()] = len(b.entries)
+	b.entries = append(b.entries, e)
 	return nil
+}
+
+// take takes all items from the stock, or reports that it cannot.
+func (l *memoryLedger) take(items []Item) bool {
+	left := make(map[string]int64)
+	for _, item := range items {
+		qty, listed := l.stock[item.SKU]
+		if !listed {
+			continue
+		}
+		if before, taken := left[item.SKU]; taken {
+			qty = before
+		}
+		if item.Qty > qty {
+			return false
+		}
+		left[item.SKU] = qty - item.Qty
+	}
+	maps.Copy(l.stock, left)
+	return true
 }
 
 func (l *memoryLedger) List(_ context.Context, account string) ([]Entry, error) {

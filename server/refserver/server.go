@@ -11,6 +11,9 @@
 //	GET  /healthz         200 while the process lives
 //	GET  /readyz          200 while it wants requests, otherwise 503
 //
+// An order takes its items from the stock, see [DemoStock]; one that the stock
+// does not allow is answered with 422, and that answer is final.
+//
 // Accounts are those of [DemoAccount]. An X-Fault field asks for a fault, see
 // [ParseFault].
 package refserver
@@ -23,6 +26,7 @@ import (
 	"net/http"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/idemhttp/idem/server"
 	"github.com/idemhttp/idem/server/memstore"
@@ -42,6 +46,9 @@ type Config struct {
 	Provider Provider
 	// Chances are the faults at random. The zero value is none.
 	Chances Chances
+	// Health, if not nil, is asked by /readyz whether what the server depends
+	// on can be reached. It is given two seconds.
+	Health func(context.Context) error
 	// Logger gets a record for every request. Nil means [slog.Default].
 	Logger *slog.Logger
 }
@@ -51,6 +58,7 @@ type Server struct {
 	orders, payments *server.Middleware
 	ledger           Ledger
 	provider         Provider
+	health           func(context.Context) error // nil: nothing can be wrong
 	logger           *slog.Logger
 	handler          http.Handler
 	faults           faults
@@ -65,8 +73,9 @@ type Server struct {
 func New(c Config) (*Server, error) {
 	s := &Server{
 		payments: cmp.Or(c.Payments, new(server.Middleware)),
-		ledger:   cmp.Or(c.Ledger, Ledger(new(memoryLedger))),
+		ledger:   cmp.Or(c.Ledger, Ledger(newMemoryLedger())),
 		provider: cmp.Or(c.Provider, Provider(new(memoryProvider))),
+		health:   c.Health,
 		logger:   cmp.Or(c.Logger, slog.Default()),
 		closed:   make(chan struct{}),
 	}
@@ -116,20 +125,33 @@ func (s *Server) routes() http.Handler {
 	mux.HandleFunc("GET /payments/{id}", s.find)
 	mux.HandleFunc("GET /ledger", s.list)
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
-		writeJSON(w, typeJSON, http.StatusOK, health{"ok"})
+		writeJSON(w, typeJSON, http.StatusOK, condition{"ok"})
 	})
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if s.unready.Load() {
-			writeJSON(w, typeJSON, http.StatusServiceUnavailable, health{"stopping"})
-			return
-		}
-		writeJSON(w, typeJSON, http.StatusOK, health{"ready"})
-	})
-	return mux
+	mux.HandleFunc("GET /readyz", s.readiness)
+	return withProblems(mux)
 }
 
-type health struct {
+// condition is what a probe is told.
+type condition struct {
 	Status string `json:"status"`
+}
+
+// readiness answers whether the server wants requests.
+func (s *Server) readiness(w http.ResponseWriter, r *http.Request) {
+	if s.unready.Load() {
+		writeJSON(w, typeJSON, http.StatusServiceUnavailable, condition{"stopping"})
+		return
+	}
+	if s.health != nil {
+		ctx, cancel := context.WithTimeout(r.Context(), 2*time.Second)
+		defer cancel()
+		if err := s.health(ctx); err != nil {
+			s.logger.WarnContext(ctx, "not ready", "error", err)
+			writeJSON(w, typeJSON, http.StatusServiceUnavailable, condition{"unavailable"})
+			return
+		}
+	}
+	writeJSON(w, typeJSON, http.StatusOK, condition{"ready"})
 }
 
 // ServeHTTP implements [http.Handler].

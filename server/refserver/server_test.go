@@ -4,11 +4,13 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -173,6 +175,37 @@ func TestEntriesAreFoundByTheirOwnAccountOnly(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, api.get(misplaced).status)
 }
 
+func TestTheStockNeverFallsBelowZero(t *testing.T) {
+	t.Parallel()
+	order := func(items string) string { return `{"amount":1,"currency":"RUB","items":[` + items + `]}` }
+	api := start(t, refserver.Config{})
+	tests := []struct {
+		items  string
+		status int
+	}{
+		{`{"sku":"SKU-RARE","qty":11}`, 422},
+		{`{"sku":"SKU-RARE","qty":5},{"sku":"SKU-RARE","qty":6}`, 422},
+		{`{"sku":"SKU-RARE","qty":5},{"sku":"SKU-NONE","qty":1}`, 422},
+		{`{"sku":"SKU-RARE","qty":4},{"sku":"SKU-RARE","qty":4}`, 201},
+		{`{"sku":"SKU-RARE","qty":3}`, 422},
+		{`{"sku":"SKU-RARE","qty":2},{"sku":"made to order","qty":9223372036854775807}`, 201},
+		{`{"sku":"SKU-RARE","qty":1}`, 422},
+	}
+	for i, tt := range tests {
+		for range 2 { // the second is a replay
+			got := api.post("/orders", order(tt.items), fmt.Sprintf("Idempotency-Key: %d", i))
+			require.Equal(t, tt.status, got.status, tt.items)
+			if tt.status == 422 {
+				require.Equal(t, "OUT_OF_STOCK", got.code())
+			}
+		}
+	}
+	require.Len(t, api.ledger("acme"), 2)
+	require.Equal(t, len(tests), api.Counts().Replays)
+	paid := api.post("/payments", order(`{"sku":"SKU-NONE","qty":1}`), "Idempotency-Key: paid")
+	require.Equal(t, http.StatusCreated, paid.status, "only orders take from the stock")
+}
+
 func TestTheLedgerListsEntriesWithTotals(t *testing.T) {
 	t.Parallel()
 	api := start(t, refserver.Config{})
@@ -234,18 +267,23 @@ func TestWhatIsUnavailableMayBeTriedAgain(t *testing.T) {
 		"accounts": {Payments: &server.Middleware{Account: func(*http.Request) (string, error) { return "", down }}},
 		"ledger":   {Ledger: broken{down}},
 	}
+	requireUnavailable := func(t *testing.T, got answer) {
+		t.Helper()
+		require.Equal(t, http.StatusServiceUnavailable, got.status)
+		require.Equal(t, "1", got.header.Get("Retry-After"))
+	}
 	for name, config := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			api := start(t, config)
-			require.Equal(t, http.StatusServiceUnavailable, api.get("/ledger").status)
-			require.Equal(t, http.StatusServiceUnavailable, api.get("/orders/1").status)
-			require.Equal(t, http.StatusServiceUnavailable, api.post("/orders", seed).status)
+			requireUnavailable(t, api.get("/ledger"))
+			requireUnavailable(t, api.get("/orders/1"))
+			requireUnavailable(t, api.post("/orders", seed))
 		})
 	}
 	api := start(t, refserver.Config{Provider: broken{down}})
 	got := api.post("/payments", seed)
-	require.Equal(t, http.StatusServiceUnavailable, got.status)
+	requireUnavailable(t, got)
 	require.Equal(t, "UNAVAILABLE", got.code())
 	require.Empty(t, api.ledger("acme"))
 }
@@ -275,6 +313,60 @@ func TestHealthAndReadiness(t *testing.T) {
 	require.JSONEq(t, `{"status":"stopping"}`, got.body)
 	api.SetReady(true)
 	require.Equal(t, http.StatusOK, api.get("/readyz").status)
+}
+
+func TestReadinessDependsOnHealth(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		health := errors.New("the database is away")
+		api := startInMemory(t, refserver.Config{Health: func(ctx context.Context) error {
+			if health == nil {
+				<-ctx.Done() // it hangs
+				return ctx.Err()
+			}
+			return health
+		}})
+		got := api.get("/readyz")
+		require.Equal(t, http.StatusServiceUnavailable, got.status)
+		require.JSONEq(t, `{"status":"unavailable"}`, got.body)
+		require.Equal(t, http.StatusOK, api.get("/healthz").status)
+
+		health = nil
+		begin := time.Now()
+		require.Equal(t, http.StatusServiceUnavailable, api.get("/readyz").status)
+		require.Equal(t, 2*time.Second, time.Since(begin))
+	})
+	api := start(t, refserver.Config{Health: func(context.Context) error { return nil }})
+	require.JSONEq(t, `{"status":"ready"}`, api.get("/readyz").body)
+}
+
+func TestWhatHasNoRouteIsAnsweredWithAProblem(t *testing.T) {
+	t.Parallel()
+	api := start(t, refserver.Config{})
+	tests := []struct {
+		method, path string
+		status       int
+		code, allow  string
+	}{
+		{"GET", "/", 404, "NOT_FOUND", ""},
+		{"POST", "/refunds", 404, "NOT_FOUND", ""},
+		{"GET", "/orders", 405, "METHOD_NOT_ALLOWED", "POST"},
+		{"DELETE", "/payments/1", 405, "METHOD_NOT_ALLOWED", "GET, HEAD"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.method+" "+tt.path, func(t *testing.T) {
+			t.Parallel()
+			got, err := api.try(tt.method, tt.path, "")
+			require.NoError(t, err)
+			require.Equal(t, tt.status, got.status)
+			require.Equal(t, "application/problem+json", got.header.Get("Content-Type"))
+			require.Equal(t, tt.code, got.code())
+			require.Equal(t, tt.allow, got.header.Get("Allow"))
+		})
+	}
+	moved, err := api.try("GET", "/nowhere//near", "")
+	require.NoError(t, err)
+	require.Equal(t, "/nowhere/near", moved.header.Get("Location"), "the path is cleaned first")
 }
 
 func TestAMisconfiguredMiddlewareIsRefused(t *testing.T) {
