@@ -95,7 +95,6 @@ type relay struct {
 	client, server net.Conn
 
 	prepared map[string]string // SQL by name of the statement
-	bound    string            // SQL of the portal that is executed next
 
 	mu       sync.Mutex
 	changed  *sync.Cond
@@ -138,8 +137,8 @@ func (r *relay) requests() {
 		if err != nil {
 			return
 		}
-		sql, executes := r.note(m)
-		if executes && r.decide(sql) == Cut {
+		sql, begins := r.note(m)
+		if begins && r.decide(sql) == Cut {
 			return
 		}
 		if !r.forward(m) {
@@ -148,9 +147,9 @@ func (r *relay) requests() {
 	}
 }
 
-// note keeps track of which statement m is about and reports whether m
-// executes it.
-func (r *relay) note(m []byte) (sql string, executes bool) {
+// note keeps track of which statement m is about and reports whether its
+// execution begins with m.
+func (r *relay) note(m []byte) (sql string, begins bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.ready && m[0] != 'X' {
@@ -162,12 +161,10 @@ func (r *relay) note(m []byte) (sql string, executes bool) {
 	case 'P': // Parse: name, SQL
 		name, rest := text(body)
 		r.prepared[name], _ = text(rest)
-	case 'B': // Bind: portal, name
+	case 'B': // Bind, which Execute follows: portal, name
 		_, rest := text(body)
 		name, _ := text(rest)
-		r.bound = r.prepared[name]
-	case 'E': // Execute
-		return r.bound, true
+		return r.prepared[name], true
 	case 'Q': // simple query
 		sql, _ = text(body)
 		return sql, true

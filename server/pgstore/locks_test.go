@@ -125,11 +125,9 @@ func TestDuplicatesWaitForNoLock(t *testing.T) {
 // compatible engines do, and shadows them for the given database.
 func withoutLocks(t *testing.T, db *pgtest.DB) *pgtest.DB {
 	t.Helper()
-	db.Exec(t, `
-		CREATE SCHEMA shadow;
+	return shadowed(t, db, `
 		CREATE FUNCTION shadow.pg_try_advisory_xact_lock(bigint) RETURNS boolean LANGUAGE sql AS 'SELECT true';
 		CREATE FUNCTION shadow.pg_advisory_xact_lock(bigint) RETURNS void LANGUAGE sql AS 'SELECT'`)
-	return db.With("search_path", "shadow,pg_catalog,public")
 }
 
 func TestWithoutRealLocksTheIndexDecides(t *testing.T) {

@@ -36,8 +36,8 @@ func TestMigrateByTenProcessesAtOnce(t *testing.T) {
 
 func TestMigrateWithoutRealLocks(t *testing.T) {
 	t.Parallel()
-	db := withoutLocks(t, pgtest.New(t)).With("search_path", "shadow,pg_catalog,public")
-	db.Exec(t, "ALTER DATABASE "+pgtest.Value[string](t, db, "SELECT current_database()::text")+" SET search_path = public")
+	direct := pgtest.New(t)
+	db := withoutLocks(t, direct).With("search_path", "public,shadow,pg_catalog")
 	var processes sync.WaitGroup
 	for range 4 {
 		pool := db.Pool(t)
@@ -48,6 +48,7 @@ func TestMigrateWithoutRealLocks(t *testing.T) {
 		})
 	}
 	processes.Wait()
+	require.Equal(t, 1, pgtest.Value[int](t, direct, "SELECT count(*) FROM idem_operations_schema"))
 }
 
 func TestMigrationsDoNothingTheSecondTime(t *testing.T) {
