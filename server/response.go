@@ -16,9 +16,11 @@ type Response struct {
 	StatusCode int
 	Fields     []Field // in the order of the first answer; repeated names stay repeated
 	Body       []byte
-	// NotKept says that the operation is done but that its body was too large
-	// to keep. StatusCode is then the original status, Fields and Body are
-	// empty, and nothing is ever executed or replayed for the key again.
+	// NotKept says that the operation is done but that its answer could not be
+	// kept: its body was too large, or the handler hijacked the connection.
+	// StatusCode is then the original status, 101 if a hijacker told none, Fields
+	// and Body are empty, and nothing is ever executed or replayed for the key
+	// again.
 	NotKept bool
 }
 
@@ -70,7 +72,8 @@ func set(h http.Header, fields []Field) {
 
 // seal adds the fields by which a client can tell that it got all of body.
 // The digest is over the bytes as they stand here, so a middleware outside
-// that encodes them has to drop it.
+// that encodes them has to drop it. A body that is not sized is to be sent
+// without its length.
 func seal(h http.Header, method string, status int, body []byte, sized bool) {
 	if method == http.MethodHead || !bodyAllowed(status) {
 		return
