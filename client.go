@@ -177,7 +177,7 @@ func (c *Client) Do(req *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	if x.verdict == VerdictConflict || x.tooLarge != nil {
+	if call.key != "" && (x.tooLarge != nil || x.conflict()) {
 		return nil, call.finalError(x)
 	}
 	return x.resp, nil

@@ -66,11 +66,12 @@ func TestDialectIsData(t *testing.T) {
 	client.Dialect = &idem.Dialect{
 		Name: "acme", KeyField: "x-acme-once", ReplayFields: []string{"X-Seen"},
 		Rules: []idem.Rule{
-			{Status: 423, Verdict: idem.VerdictInProgress}, {Status: 418, Verdict: idem.VerdictTransient}, {Status: 409, Verdict: idem.VerdictFinal},
+			{Status: 423, Verdict: idem.VerdictInProgress}, {Status: 418, Verdict: idem.VerdictTransient}, {Status: 409, Verdict: idem.VerdictDone},
 		},
 	}
 	result, err := post(t, client)
-	require.Equal(t, 409, asA[*idem.StatusError](t, err).StatusCode)
+	require.Equal(t, 409, asA[*idem.ConflictError](t, err).StatusCode)
+	require.Equal(t, idem.Done, idem.OutcomeOf(err))
 	require.Equal(t, 3, result.Attempts)
 	require.True(t, result.Replayed)
 	for _, r := range srv.Requests() {

@@ -29,6 +29,9 @@ const (
 	Rejected
 	// Done: it happened.
 	Done
+	// Expired: the service may have forgotten the key, so that sending again
+	// could be a second operation. Whether it happened has to be looked up.
+	Expired
 )
 
 // String returns the outcome in lower case.
@@ -42,6 +45,8 @@ func (o Outcome) String() string {
 		return "rejected"
 	case Done:
 		return "done"
+	case Expired:
+		return "expired"
 	default:
 		return "unknown"
 	}
@@ -112,31 +117,21 @@ func describe(r *Response, p *Problem) string {
 }
 
 // ConflictError is a final refusal that concerns the key: it was used with
-// another request, its answer was too large to keep, its owner was lost, or the
-// handler itself answered 409. No retry changes it. Response is the answer, with
-// its body.
+// another request, its answer was not kept, its owner was lost, it has expired,
+// or the handler itself answered 409. No retry changes it. Response is the
+// answer, with its body.
 type ConflictError struct {
 	Response
 	Problem *Problem // nil if the answer had no problem details
 	request string
+	verdict Verdict
 }
 
 func (e *ConflictError) Error() string {
 	return fmt.Sprintf("idem: %s: %s (key %s: %s)", e.request, describe(&e.Response, e.Problem), e.Key, e.outcome())
 }
 
-func (e *ConflictError) outcome() Outcome {
-	if e.Problem == nil {
-		return Rejected
-	}
-	switch e.Problem.Code {
-	case problem.NotKept:
-		return Done
-	case problem.Indeterminate:
-		return Unknown
-	}
-	return Rejected
-}
+func (e *ConflictError) outcome() Outcome { return e.verdict.outcome() }
 
 // StatusError is an answer that is not 2xx. As the error of [Send] it is final.
 // Inside an [IncompleteError] it is the last answer of an operation that was
@@ -145,18 +140,14 @@ type StatusError struct {
 	Response
 	Problem *Problem // nil if the answer had no problem details
 	request string
+	verdict Verdict
 }
 
 func (e *StatusError) Error() string {
 	return fmt.Sprintf("idem: %s: %s%s", e.request, describe(&e.Response, e.Problem), withKey(e.Key))
 }
 
-func (e *StatusError) outcome() Outcome {
-	if e.StatusCode >= 400 && e.StatusCode < 500 {
-		return Rejected
-	}
-	return Unknown
-}
+func (e *StatusError) outcome() Outcome { return e.verdict.outcome() }
 
 // DecodeError says that the operation was done but that its answer could not
 // be decoded, or was larger than [Client.MaxResponseBytes]; Body is then empty.
@@ -195,6 +186,8 @@ const (
 	ReasonBackOff    Reason = "the backoff says stop"
 	ReasonPermanent  Reason = "the error is not one that a retry heals"
 	ReasonUnkeyed    Reason = "without a key it is not safe to send again"
+	ReasonExpired    Reason = "the service may have forgotten the key by then"
+	ReasonStatusURL  Reason = "the URL to watch the operation under is of no use"
 )
 
 // IncompleteError says that an operation was given up before it had a final
@@ -255,6 +248,8 @@ func (e *IncompleteError) advice() string {
 		return "it was not sent"
 	case Pending:
 		return "it is in progress, ask again with the same key"
+	case Expired:
+		return "look up whether it happened, do not send it again"
 	default:
 		return "it may have happened, try again with the same key only"
 	}

@@ -48,10 +48,3 @@ func DeriveKey(parts ...string) Key {
 // LogValue implements [slog.LogValuer]: a log gets the beginning of the key,
 // enough to find an operation and too little to repeat it.
 func (k Key) LogValue() slog.Value { return slog.StringValue(keyfield.Shorten(string(k))) }
-
-func (k Key) check() error {
-	if err := keyfield.Check(string(k)); err != nil {
-		return &UsageError{Field: "Key", Reason: err.Error() + "; mint one with NewKey or DeriveKey"}
-	}
-	return nil
-}

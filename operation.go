@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/idemhttp/idem/internal/rfc9110"
 )
@@ -34,6 +35,10 @@ type Operation struct {
 	Header http.Header `json:"header,omitempty"`
 	// Body is sent as it is on every attempt.
 	Body []byte `json:"body,omitempty"`
+	// Created is when NewOperation made it. A service forgets keys, and Send
+	// refuses an operation that is older than [Dialect.KeyLifetime]. Zero means
+	// that its age is not known.
+	Created time.Time `json:"created,omitzero"`
 }
 
 // NewOperation returns an operation with a new random key and body frozen into
@@ -46,7 +51,7 @@ func NewOperation(method, url string, body any) (Operation, error) {
 	if err != nil {
 		return Operation{}, &UsageError{Field: "Operation.Body", Reason: "the body cannot be made into bytes", Err: err}
 	}
-	op := Operation{Key: NewKey(), Method: method, URL: url, Body: frozen}
+	op := Operation{Key: NewKey(), Method: method, URL: url, Body: frozen, Created: time.Now().UTC().Round(0)}
 	if contentType != "" {
 		op.Header = http.Header{"Content-Type": {contentType}}
 	}
@@ -74,8 +79,8 @@ func freeze(body any) (frozen []byte, contentType string, err error) {
 
 // operationCall prepares the sending of op.
 func (c *Client) operationCall(op *Operation) (*call, error) {
-	if err := op.Key.check(); err != nil {
-		return nil, err
+	if op.Key == "" {
+		return nil, c.dialect().checkKey("")
 	}
 	if !rfc9110.IsToken(op.Method) {
 		return nil, &UsageError{Field: "Operation.Method", Reason: "it must be an HTTP method such as POST"}
@@ -92,8 +97,8 @@ func (c *Client) operationCall(op *Operation) (*call, error) {
 	if err != nil {
 		return nil, err
 	}
-	call.body = op.Body
-	return call, nil
+	call.body, call.created = op.Body, op.Created
+	return call, call.placeKey(false)
 }
 
 // requestCall prepares the sending of req and takes over its body.
@@ -111,10 +116,27 @@ func (c *Client) requestCall(req *http.Request) (_ *call, err error) {
 	if err != nil || key == "" {
 		return call, err
 	}
-	return call, call.freezeBody()
+	if err := call.freezeBody(); err != nil {
+		return nil, err
+	}
+	call.created = time.Now()
+	return call, call.placeKey(true)
 }
 
-// keyFor returns the key that req is to be sent with, or "" for none.
+// placeKey puts the key where the service wants it, and checks it. A key that is
+// already there replaces one that may yield.
+func (c *call) placeKey(mayYield bool) (err error) {
+	switch d := c.dialect; {
+	case d.KeyMember != "":
+		c.body, c.key, err = d.inBody(c.body, c.key, mayYield)
+	case d.KeyParameter != "":
+		c.request.URL, c.key, err = d.inQuery(c.request.URL, c.key, mayYield)
+	}
+	return cmp.Or(err, c.dialect.checkKey(c.key))
+}
+
+// keyFor returns the key that req is to be sent with, or "" for none. Where the
+// key is not in a field, one in the request takes its place later.
 func (c *Client) keyFor(req *http.Request) (Key, error) {
 	d := c.dialect()
 	lines, set := rfc9110.Lines(req.Header, d.keyField())
@@ -247,7 +269,16 @@ func (c *call) header(keyLine []string) http.Header {
 		password, _ := user.Password()
 		(&http.Request{Header: h}).SetBasicAuth(user.Username(), password)
 	}
-	if c.key != "" {
+	if c.key == "" {
+		return h
+	}
+	if field := c.dialect.FirstSentField; field != "" && !rfc9110.Has(h, field) {
+		h[http.CanonicalHeaderKey(field)] = []string{c.started.UTC().Format(http.TimeFormat)}
+	}
+	// net/http repeats a request on a dead connection by itself if it has one of
+	// these two; one without a value is not sent.
+	h["X-Idempotency-Key"] = h["X-Idempotency-Key"]
+	if c.dialect.inField() {
 		keyLine[0] = c.dialect.keyLine(c.key)
 		h[keyField] = keyLine
 	}

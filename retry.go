@@ -9,6 +9,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"net/http"
+	"net/url"
 	"slices"
 	"sync"
 	"time"
@@ -16,7 +17,6 @@ import (
 	"github.com/cenkalti/backoff/v4"
 
 	"github.com/idemhttp/idem/internal/redact"
-	"github.com/idemhttp/idem/internal/retryafter"
 	"github.com/idemhttp/idem/internal/rfc9110"
 )
 
@@ -280,19 +280,22 @@ func (e *attemptTimeoutError) Timeout() bool { return true }
 // call is one operation on its way to a final answer. It belongs to one
 // goroutine.
 type call struct {
-	client   *Client
-	dialect  *Dialect
-	request  http.Request // the template of every attempt
-	foreign  bool         // it goes to another origin than that of BaseURL
-	follow   bool         // redirects
-	key      Key          // "" for a request without one
-	body     []byte       // of a keyed request
-	pacer    pacer
-	started  time.Time
-	last     *exchange
-	mismatch mismatch  // the last one seen
-	attempts []Attempt // those that failed
-	sent     bool      // some attempt may have reached the server
+	client       *Client
+	dialect      *Dialect
+	request      http.Request // the template of every attempt
+	foreign      bool         // it goes to another origin than that of BaseURL
+	follow       bool         // redirects
+	key          Key          // "" for a request without one
+	body         []byte       // of a keyed request
+	created      time.Time    // of the operation; zero if unknown
+	pacer        pacer
+	started      time.Time
+	watched      *url.URL // the status URL that is asked in place of sending, or nil
+	watchedSince time.Time
+	last         *exchange
+	mismatch     mismatch  // the last one seen
+	attempts     []Attempt // those that failed
+	sent         bool      // some attempt may have reached the server
 
 	// Most operations are small and have one attempt: with its parts here, they
 	// are one allocation.
@@ -325,9 +328,12 @@ func (c *call) untilFinal(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return c.incomplete(ctx, ReasonContext)
 		}
+		if c.expired(0) {
+			return c.incomplete(ctx, ReasonExpired)
+		}
 		x := c.exchange(ctx, number)
 		c.settle(x)
-		if x.verdict == VerdictFinal || x.verdict == VerdictConflict {
+		if x.verdict.final() {
 			c.attemptDone(x)
 			return nil
 		}
@@ -362,8 +368,8 @@ func (c *call) settle(x *exchange) {
 		x.read(c)
 	}
 	if x.Err == nil {
-		x.verdict = c.dialect.judge(x.Status, x.Header, x.body)
-		if (x.verdict == VerdictFinal || x.verdict == VerdictConflict) && !x.whole && x.tooLarge == nil {
+		x.verdict = c.judge(x)
+		if x.verdict.final() && !x.whole && x.tooLarge == nil {
 			x.read(c)
 		}
 	}
@@ -372,12 +378,25 @@ func (c *call) settle(x *exchange) {
 	}
 }
 
+// judge decides what an answer means for the operation.
+func (c *call) judge(x *exchange) Verdict {
+	switch {
+	case c.watched != nil && x.Status == http.StatusNotFound && time.Since(c.watchedSince) < foundGrace:
+		return VerdictInProgress
+	case c.watched != nil && gone(x.Status):
+		return VerdictTransient // if at all: watch ends it
+	}
+	return c.dialect.judge(x.Status, x.Header, x.body)
+}
+
+func gone(status int) bool { return status == http.StatusNotFound || status == http.StatusGone }
+
 func (c *call) settleUnkeyed(x *exchange) {
 	if x.Err != nil || transient(x.Status) && c.mayRepeat(x) {
 		x.verdict = VerdictTransient
 		return
 	}
-	x.verdict = VerdictFinal
+	x.verdict = VerdictDone // as far as we are concerned
 	x.handOver()
 }
 
@@ -390,9 +409,42 @@ func (c *call) next(ctx context.Context, x *exchange) (time.Duration, Reason) {
 		return 0, ReasonPermanent
 	case !c.mayRepeat(x):
 		return 0, ReasonUnkeyed
+	case !c.watch(x):
+		return 0, ReasonStatusURL
 	}
-	hint, _ := retryafter.Delay(x.Header, time.Now())
-	return c.pacer.next(ctx, x.verdict, time.Since(x.Start), hint)
+	wait, reason := c.pacer.next(ctx, x.verdict, time.Since(x.Start), c.dialect.hint(x.Header, x.body, time.Now()))
+	if reason == "" && c.expired(wait) {
+		return 0, ReasonExpired
+	}
+	return wait, reason
+}
+
+// expired reports whether the service may have forgotten the key in a while.
+func (c *call) expired(in time.Duration) bool {
+	lifetime := c.dialect.KeyLifetime
+	return lifetime > 0 && !c.created.IsZero() && add(time.Since(c.created), in) >= lifetime
+}
+
+// foundGrace is how long a status URL may be unknown to the service that gave
+// it.
+const foundGrace = 2 * time.Second
+
+// watch turns to the status URL of an operation in progress, if the dialect has
+// one, and reports whether it is of use.
+func (c *call) watch(x *exchange) bool {
+	if c.watched != nil {
+		return x.verdict == VerdictInProgress || !gone(x.Status)
+	}
+	field := c.dialect.StatusField
+	if x.verdict != VerdictInProgress || field == "" || x.Header.Get(field) == "" {
+		return true
+	}
+	u, err := c.request.URL.Parse(x.Header.Get(field))
+	if err != nil || rfc9110.Origin(u) != rfc9110.Origin(c.request.URL) {
+		return false
+	}
+	c.watched, c.watchedSince = u, time.Now()
+	return true
 }
 
 // mayRepeat reports whether sending again after x cannot do harm.
@@ -422,7 +474,10 @@ func (c *call) incomplete(ctx context.Context, reason Reason) error {
 	if reason == ReasonContext {
 		e.Err = contextError(ctx)
 	}
-	if !c.sent {
+	switch {
+	case reason == ReasonExpired:
+		e.result = Expired
+	case !c.sent:
 		e.result = NotSent
 	}
 	x := c.last
@@ -435,9 +490,10 @@ func (c *call) incomplete(ctx context.Context, reason Reason) error {
 	}
 	response := c.response(x)
 	e.Response = &response
-	e.Last = c.statusError(response)
-	e.RetryAfter, _ = retryafter.Delay(x.Header, x.Start)
+	e.Last = c.statusError(response, x.verdict)
+	e.RetryAfter = c.dialect.hint(x.Header, x.body, x.Start)
 	switch {
+	case reason == ReasonExpired:
 	case x.verdict == VerdictInProgress:
 		e.result = Pending
 	case x.whole && reason != ReasonContext:
@@ -473,16 +529,25 @@ func (c *call) finalError(x *exchange) error {
 	switch {
 	case x.tooLarge != nil:
 		return &DecodeError{Response: response, Err: x.tooLarge, request: c.String()}
-	case x.verdict == VerdictConflict:
-		return &ConflictError{Response: response, Problem: parseProblem(&response), request: c.String()}
+	case x.conflict():
+		return &ConflictError{Response: response, Problem: parseProblem(&response), request: c.String(), verdict: x.verdict}
 	case x.Status < 200 || x.Status > 299:
-		return c.statusError(response)
+		return c.statusError(response, x.verdict)
 	}
 	return nil
 }
 
-func (c *call) statusError(response Response) *StatusError {
-	return &StatusError{Response: response, Problem: parseProblem(&response), request: c.String()}
+// conflict reports whether a final answer is about the key.
+func (x *exchange) conflict() bool {
+	switch x.verdict {
+	case VerdictExists, VerdictKeyReused, VerdictExpired:
+		return true
+	}
+	return x.Status == http.StatusConflict
+}
+
+func (c *call) statusError(response Response, verdict Verdict) *StatusError {
+	return &StatusError{Response: response, Problem: parseProblem(&response), request: c.String(), verdict: verdict}
 }
 
 // String returns method and URL, without anything secret.

@@ -139,6 +139,7 @@ func (*memoryBody) Close() error { return nil }
 type evidence struct {
 	asked, connected atomic.Bool
 	sends            atomic.Int32
+	refused          bool // the server said that it did not begin
 }
 
 func (e *evidence) getConn(string)                { e.asked.Store(true) }
@@ -147,7 +148,26 @@ func (e *evidence) wroteHeaders()                 { e.sends.Add(1) }
 
 // notSent reports whether it is proved that nothing was sent: a connection was
 // asked for and there was none. A transport that tells nothing proves nothing.
-func (e *evidence) notSent() bool { return e.asked.Load() && !e.connected.Load() }
+func (e *evidence) notSent() bool { return e.refused || e.asked.Load() && !e.connected.Load() }
+
+// http2Error has the shape of the errors that net/http's HTTP/2 returns for a
+// stream, and is found by errors.As for that reason.
+type http2Error struct {
+	StreamID uint32
+	Code     uint32
+	Cause    error
+}
+
+func (e http2Error) Error() string { return fmt.Sprintf("stream %d: code %d", e.StreamID, e.Code) }
+
+// refusedStream reports whether err says that the server did not process the
+// request at all (RFC 9113, section 8.7).
+func refusedStream(err error) bool {
+	const refused = 7
+	var stream http2Error
+	return errors.As(err, &stream) && stream.Code == refused ||
+		err != nil && strings.HasSuffix(err.Error(), "http2: Transport received Server's graceful shutdown GOAWAY") // it has no type
+}
 
 // exchange sends the request once. The answer's body is still to be read.
 func (c *call) exchange(ctx context.Context, number int) *exchange {
@@ -199,6 +219,8 @@ func (c *call) fresh(ctx context.Context, x *exchange) (r *http.Request, err err
 	r = c.request.WithContext(ctx)
 	r.Header = c.header(x.keyLine[:])
 	switch {
+	case c.watched != nil:
+		asWatch(r, c.watched, c.dialect)
 	case c.key == "":
 		if x.Number > 1 && r.GetBody != nil {
 			r.Body, err = r.GetBody()
@@ -213,6 +235,21 @@ func (c *call) fresh(ctx context.Context, x *exchange) (r *http.Request, err err
 	return r, nil
 }
 
+// asWatch makes r the question how an operation is getting on: no body, no key,
+// the same credentials.
+func asWatch(r *http.Request, u *url.URL, d *Dialect) {
+	r.Method, r.URL, r.Host = http.MethodGet, u, ""
+	r.GetBody, r.ContentLength, r.TransferEncoding = nil, 0, nil
+	for name := range r.Header {
+		if strings.HasPrefix(name, "Content-") {
+			delete(r.Header, name)
+		}
+	}
+	for _, name := range []string{d.keyField(), d.FirstSentField, "X-Idempotency-Key"} {
+		r.Header.Del(name)
+	}
+}
+
 func (c *call) getBody() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(c.body)), nil }
 
 // fail ends the attempt without an answer that can be used.
@@ -225,6 +262,7 @@ func (x *exchange) fail(c *call, err error) {
 		err = http.ErrSchemeMismatch // as net/http's client says it
 	}
 	x.close()
+	x.evidence.refused = refusedStream(err)
 	x.Err = c.transportError(err)
 	x.resp, x.Status, x.Header, x.Replayed = nil, 0, nil, false
 }
