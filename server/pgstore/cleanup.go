@@ -60,7 +60,8 @@ func (s *Store) round(ctx context.Context, clock *clockGuard) (pause time.Durati
 	start := time.Now()
 	batch, rests := s.cleanupAsLeader(ctx, clock)
 	batch.Took = time.Since(start)
-	if !rests && s.ObserveCleanup != nil {
+	stopped := batch.Err != nil && ctx.Err() != nil
+	if !rests && !stopped && s.ObserveCleanup != nil {
 		s.ObserveCleanup(ctx, batch)
 	}
 	if batch.Deleted < cleanupBatch {

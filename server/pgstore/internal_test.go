@@ -97,17 +97,17 @@ func TestOutcomeOfALastFlight(t *testing.T) {
 		{"session ended by the server", failure("FATAL", "57P01"), true, unknown},
 		{"connection lost", io.ErrUnexpectedEOF, true, unknown},
 		{"time-out", context.DeadlineExceeded, false, unknown},
-		{"nothing sent", notSent{}, false, conflict},
+		{"nothing sent", notSentError{}, false, conflict},
 	} {
 		require.Equal(t, c.want, outcomeOf(c.err, c.inserted), c.name)
 	}
 }
 
-// notSent is an error of a connection that had sent nothing.
-type notSent struct{}
+// notSentError is an error of a connection that had sent nothing.
+type notSentError struct{}
 
-func (notSent) Error() string     { return "nothing sent" }
-func (notSent) SafeToRetry() bool { return true }
+func (notSentError) Error() string     { return "nothing sent" }
+func (notSentError) SafeToRetry() bool { return true }
 
 func TestTransientErrors(t *testing.T) {
 	t.Parallel()

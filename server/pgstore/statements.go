@@ -110,10 +110,10 @@ FROM {table}
 WHERE (account_id, idempotency_key) IN (SELECT * FROM unnest($1::text[], $2::text[]))
   AND status = 'processing' AND lease_until > clock_timestamp()`
 
-	// expired is true of records that cleanup deletes. The clock is read in a
-	// subquery because a volatile function keeps the index from being used.
-	expired = `expires_at <= (SELECT clock_timestamp())
-      AND NOT (status = 'processing' AND lease_until > clock_timestamp())`
+	// expired is true of records that cleanup deletes. They are judged by the
+	// time at which the transaction began, which a clock that jumps after it
+	// was checked does not change, and for which the index can be used.
+	expired = `expires_at <= now() AND NOT (status = 'processing' AND lease_until > now())`
 
 	// deleteExpired deletes up to $1 records that nobody else is deleting.
 	deleteExpired = `

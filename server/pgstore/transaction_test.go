@@ -3,7 +3,7 @@ package pgstore_test
 import (
 	"context"
 	"errors"
-	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -381,18 +381,19 @@ func TestOperationIDSurvivesACrashAndIsItsTablesOwn(t *testing.T) {
 	require.NotEqual(t, claim.Operation.ID, elsewhere.Operation.ID)
 }
 
-// hung is a statement that is stopped on its way until go on is called.
-func hangs(w *wire, statement string) (arrived chan struct{}, goOn func()) {
+// hangs stops the next such statement on its way until goOn is called, which
+// cuts its connection.
+func hangs(t *testing.T, w *wire, statement string) (arrived chan struct{}, goOn func()) {
+	t.Helper()
 	arrived, released := make(chan struct{}), make(chan struct{})
-	w.Intercept(func(s pgtest.Statement) pgtest.Verdict {
-		if strings.HasPrefix(s.SQL, statement) {
-			close(arrived)
-			<-released
-			return pgtest.Cut
-		}
-		return pgtest.Pass
-	})
-	return arrived, func() { close(released) }
+	goOn = sync.OnceFunc(func() { close(released) })
+	t.Cleanup(goOn)
+	w.Intercept(onceAt(statement, func(pgtest.Statement) pgtest.Verdict {
+		close(arrived)
+		<-released
+		return pgtest.Cut
+	}))
+	return arrived, goOn
 }
 
 func TestUnknownCommitIsLookedUp(t *testing.T) {
@@ -440,7 +441,7 @@ func TestUnknownCommitOfASessionThatLivesIsNotGuessed(t *testing.T) {
 	store := open(t, pgstore.Transactional, w.DB)
 	claim, ctx := begun(t, store, request("key"))
 	done(t, ctx, "key")
-	_, goOn := hangs(w, "COMMIT")
+	_, goOn := hangs(t, w, "COMMIT")
 	short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	began := time.Now()

@@ -1,0 +1,243 @@
+package pgstore_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/idemhttp/idem/internal/pgtest"
+	"github.com/idemhttp/idem/server"
+	"github.com/idemhttp/idem/server/pgstore"
+)
+
+// fill makes n completed records, numbered from 1, that expire after ttl.
+func fill(t *testing.T, db *pgtest.DB, prefix string, n int, ttl string) {
+	t.Helper()
+	db.Exec(t, `
+		INSERT INTO idem_operations (account_id, idempotency_key, operation_id, fingerprint, fingerprint_version,
+			status, attempt, claim_token, response_status, response_headers, response_flags, created_at, completed_at, expires_at)
+		SELECT 'acme', $1 || i, gen_random_uuid(), sha256('this'), 1,
+			'completed', 1, gen_random_uuid(), 200, '', 1, now(), now(), now() + $2::interval
+		FROM generate_series(1, $3) AS i`, prefix, ttl, n)
+}
+
+func records(t *testing.T, db *pgtest.DB) int {
+	t.Helper()
+	return pgtest.Value[int](t, db, "SELECT count(*) FROM idem_operations")
+}
+
+// runs has stores clean up until the test ends or stop is called.
+func runs(t *testing.T, stores ...*pgstore.Store) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(t.Context()))
+	errEnough := errors.New("enough")
+	var running sync.WaitGroup
+	for _, store := range stores {
+		running.Go(func() {
+			if err := store.Run(ctx); !errors.Is(err, errEnough) {
+				t.Errorf("Run returned %v", err)
+			}
+		})
+	}
+	stop = func() {
+		cancel(errEnough)
+		running.Wait()
+	}
+	t.Cleanup(stop)
+	return stop
+}
+
+func TestTwoCleanersDeleteWhatHasExpiredAndNothingElse(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	fill(t, db, "expired-", 5500, "-1 hour")
+	fill(t, db, "live-", 500, "1 hour")
+	var deleted, longest atomic.Int64
+	var stores []*pgstore.Store
+	for range 2 {
+		store := open(t, pgstore.New, db)
+		store.CleanupInterval = 10 * time.Millisecond
+		store.ObserveCleanup = func(_ context.Context, e server.CleanupEvent) {
+			deleted.Add(int64(e.Deleted))
+			longest.Store(max(longest.Load(), int64(e.Lag)))
+			if e.Deleted > 1000 || e.Err != nil {
+				t.Errorf("got %+v", e)
+			}
+		}
+		stores = append(stores, store)
+	}
+	runs(t, stores...)
+	require.Eventually(t, func() bool { return deleted.Load() == 5500 }, 30*time.Second, 10*time.Millisecond)
+	require.Equal(t, 500, records(t, db))
+	require.InDelta(t, time.Hour, longest.Load(), float64(time.Minute))
+}
+
+// A record lives at least its TTL, and while its lease does, under cleaners
+// that never pause.
+func TestCleanersAndOperations(t *testing.T) {
+	t.Parallel()
+	for name, newStore := range modes {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newDB(t)
+			store := open(t, newStore, db)
+			cleaners := []*pgstore.Store{open(t, newStore, db), open(t, newStore, db)}
+			for _, cleaner := range cleaners {
+				cleaner.CleanupInterval = time.Millisecond
+			}
+			stop := runs(t, cleaners...)
+			var operations sync.WaitGroup
+			for i := range 4 {
+				operations.Go(func() {
+					for n := range 10 {
+						req := request(fmt.Sprintf("%d-%d", i, n))
+						req.TTL = time.Millisecond
+						claim := owned(t, store, req)
+						completed(t, claim, answer(201, "done"))
+						rec := found(t, store, req)
+						if rec.Response == nil || string(rec.Response.Body) != "done" {
+							t.Errorf("got %+v", rec)
+						}
+					}
+				})
+			}
+			operations.Wait()
+			stop()
+			require.Equal(t, 40, records(t, db))
+		})
+	}
+}
+
+func TestOneLeaderCleansUp(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	fill(t, db, "expired-", 10, "-1 hour")
+	w := newWire(t, db)
+	leader, other := open(t, pgstore.New, w.DB), open(t, pgstore.New, db)
+	leader.CleanupInterval, other.CleanupInterval = time.Millisecond, time.Millisecond
+	var rounds atomic.Int64
+	other.ObserveCleanup = func(context.Context, server.CleanupEvent) { rounds.Add(1) }
+	arrived, goOn := hangs(t, w, "DELETE")
+	runs(t, leader)
+	<-arrived
+	stop := runs(t, other)
+	select {
+	case <-time.After(200 * time.Millisecond):
+	case <-t.Context().Done():
+	}
+	stop()
+	require.Zero(t, rounds.Load(), "rounds while another process leads")
+	require.Equal(t, 10, records(t, db))
+	w.Intercept(nil)
+	goOn()
+	require.Eventually(t, func() bool { return records(t, db) == 0 }, 10*time.Second, time.Millisecond)
+}
+
+func TestCleanupRestsWhenTheClockJumps(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	fill(t, db, "live-", 10, "1 day")
+	var log lockedBuffer
+	store := open(t, pgstore.New, shadowed(t, db, `
+		CREATE TABLE shadow.clock AS SELECT interval '0' AS ahead;
+		CREATE FUNCTION shadow.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE
+		AS $$ SELECT pg_catalog.clock_timestamp() + ahead FROM shadow.clock $$`))
+	store.CleanupInterval = time.Millisecond
+	store.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	var rounds atomic.Int64
+	store.ObserveCleanup = func(context.Context, server.CleanupEvent) { rounds.Add(1) }
+	runs(t, store)
+	require.Eventually(t, func() bool { return rounds.Load() > 2 }, 10*time.Second, time.Millisecond)
+	db.Exec(t, "UPDATE shadow.clock SET ahead = interval '30 days'")
+	require.Eventually(t, func() bool { return bytes.Contains(log.Bytes(), []byte("clock jumped")) }, 10*time.Second, time.Millisecond)
+	before := rounds.Load()
+	require.Never(t, func() bool { return rounds.Load() > before }, 200*time.Millisecond, 10*time.Millisecond)
+	require.Equal(t, 10, records(t, db))
+}
+
+func TestRunOutlivesAnOutage(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	w := newWire(t, db)
+	var log lockedBuffer
+	store := open(t, pgstore.New, w.DB)
+	store.CleanupInterval = time.Millisecond
+	store.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	w.Intercept(always(pgtest.Cut))
+	runs(t, store)
+	require.Eventually(t, func() bool { return bytes.Contains(log.Bytes(), []byte("could not be cleaned up")) }, 10*time.Second, time.Millisecond)
+	fill(t, db, "expired-", 10, "-1 hour")
+	w.Intercept(nil)
+	require.Eventually(t, func() bool { return records(t, db) == 0 }, 10*time.Second, time.Millisecond)
+}
+
+func TestRunRefusesANegativeInterval(t *testing.T) {
+	t.Parallel()
+	store := pgstore.New(newDB(t).Pool(t))
+	store.CleanupInterval = -1
+	require.ErrorContains(t, store.Run(t.Context()), "CleanupInterval")
+}
+
+func TestCleanupUsesTheIndex(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	fill(t, db, "live-", 20000, "1 day")
+	fill(t, db, "expired-", 100, "-1 day")
+	db.Exec(t, "ANALYZE idem_operations")
+	w := newWire(t, db)
+	var sql string
+	w.Intercept(onceAt("DELETE", func(s pgtest.Statement) pgtest.Verdict {
+		sql = s.SQL
+		return pgtest.Pass
+	}))
+	n, err := open(t, pgstore.New, w.DB).Cleanup(t.Context(), 1000)
+	require.NoError(t, err)
+	require.Equal(t, 100, n)
+	db.Exec(t, "CREATE FUNCTION plan(q text) RETURNS text LANGUAGE plpgsql AS $$ DECLARE line text; lines text := ''; BEGIN "+
+		"FOR line IN EXECUTE 'EXPLAIN ' || q LOOP lines := lines || line || chr(10); END LOOP; RETURN lines; END $$")
+	plan := pgtest.Value[string](t, db, "SELECT plan(replace($1, '$1', '1000'))", sql)
+	require.Contains(t, plan, "idem_operations_expires_at")
+	require.NotContains(t, plan, "Seq Scan")
+}
+
+func TestStatsTellTheAges(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	store := open(t, pgstore.New, db)
+	owned(t, store, request("processing"))
+	db.Exec(t, "UPDATE idem_operations SET created_at = now() - interval '1 hour'")
+	fill(t, db, "expired-", 3, "-2 hours")
+	stats, err := store.Stats(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, int64(1), stats.Processing)
+	require.Equal(t, int64(3), stats.Completed)
+	require.InDelta(t, time.Hour, stats.OldestProcessing, float64(time.Minute))
+	require.InDelta(t, 2*time.Hour, stats.CleanupLag, float64(time.Minute))
+	require.Positive(t, stats.Bytes)
+}
+
+// lockedBuffer is a bytes.Buffer for concurrent use.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *lockedBuffer) Bytes() []byte {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return bytes.Clone(b.b.Bytes())
+}
