@@ -123,16 +123,13 @@ func TestKeyFieldThatIsNoKeyIsRefused(t *testing.T) {
 		"empty":     {[]string{""}, "idem: Key: the key is empty; mint one with NewKey or DeriveKey"},
 		"too long":  {[]string{strings.Repeat("k", 256)}, "idem: Key: the key has 256 bytes, at most 255 are allowed; mint one with NewKey or DeriveKey"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			req := newRequest(t, "POST", srv.URL, paymentJSON)
-			req.Header["Idempotency-Key"] = tc.lines
-			_, err := quick(srv).Do(req)
-			require.EqualError(t, err, tc.want)
-			require.Equal(t, idem.NotSent, idem.OutcomeOf(err))
-		})
+		req := newRequest(t, "POST", srv.URL, paymentJSON)
+		req.Header["Idempotency-Key"] = tc.lines
+		_, err := quick(srv).Do(req)
+		require.EqualError(t, err, tc.want, name)
+		require.Equal(t, idem.NotSent, idem.OutcomeOf(err))
 	}
-	t.Cleanup(func() { require.Empty(t, srv.Requests()) })
+	require.Empty(t, srv.Requests())
 }
 
 func TestKeyInTheClientsHeaderIsAConfigurationError(t *testing.T) {
@@ -623,20 +620,17 @@ func TestWrongUseIsToldBeforeAnythingIsSent(t *testing.T) {
 		"negative refill of a Budget": {"/p", func(c *idem.Client) { c.Retry.Budget = &idem.Budget{PerSecond: -1} }, "idem: Budget.PerSecond: " + zeroOrNoLimit},
 		"negative MaxResponseBytes":   {"/p", func(c *idem.Client) { c.MaxResponseBytes = -1 }, "idem: Client.MaxResponseBytes: " + zeroOrNoLimit},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			client := quick(srv)
-			if tc.change != nil {
-				tc.change(client)
-			}
-			_, err := idem.Post[payment](t.Context(), client, tc.url, rub1200)
-			require.EqualError(t, err, tc.want)
-			require.True(t, hasA[*idem.UsageError](err))
-			require.Equal(t, idem.NotSent, idem.OutcomeOf(err))
-			require.NotContains(t, err.Error(), "hunter2")
-		})
+		client := quick(srv)
+		if tc.change != nil {
+			tc.change(client)
+		}
+		_, err := idem.Post[payment](t.Context(), client, tc.url, rub1200)
+		require.EqualError(t, err, tc.want, name)
+		require.True(t, hasA[*idem.UsageError](err))
+		require.Equal(t, idem.NotSent, idem.OutcomeOf(err))
+		require.NotContains(t, err.Error(), "hunter2")
 	}
-	t.Cleanup(func() { require.Empty(t, srv.Requests()) })
+	require.Empty(t, srv.Requests())
 }
 
 func TestSendWithoutContextOrClientIsRefused(t *testing.T) {
