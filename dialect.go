@@ -203,7 +203,7 @@ func (d *Dialect) checkKey(key Key) error {
 	if err := keyfield.Check(string(key)); err != nil {
 		return &UsageError{Field: "Key", Reason: err.Error() + "; mint one with NewKey or DeriveKey"}
 	}
-	reason := ""
+	var reason string
 	switch {
 	case d.UUIDKeys && uuid.Validate(string(key)) != nil:
 		reason = "must be a UUID"

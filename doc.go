@@ -38,6 +38,7 @@
 //	case idem.NotSent:  // it did not: no attempt got a connection
 //	case idem.Pending:  // the server is still working on it
 //	case idem.Unknown:  // it may have happened: only the same key is safe
+//	case idem.Expired:  // it may have happened, but the key is too old: look it up
 //	}
 //
 // Every error carries the key. Never start over with a new key while the outcome

@@ -141,6 +141,8 @@ func ExampleOutcomeOf() {
 			fmt.Println("the server is still working on it: send the same operation again, later")
 		case idem.Unknown:
 			fmt.Println("it may have happened: send the same operation again, with the same key")
+		case idem.Expired:
+			fmt.Println("it may have happened, and the key is too old: look it up")
 		}
 	}
 	// Output:

@@ -277,7 +277,9 @@ func (c *call) header(keyLine []string) http.Header {
 	}
 	// net/http repeats a request on a dead connection by itself if it has one of
 	// these two; one without a value is not sent.
-	h["X-Idempotency-Key"] = h["X-Idempotency-Key"]
+	if !rfc9110.Has(h, "X-Idempotency-Key") {
+		h["X-Idempotency-Key"] = nil
+	}
 	if c.dialect.inField() {
 		keyLine[0] = c.dialect.keyLine(c.key)
 		h[keyField] = keyLine

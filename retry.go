@@ -542,8 +542,9 @@ func (x *exchange) conflict() bool {
 	switch x.verdict {
 	case VerdictExists, VerdictKeyReused, VerdictExpired:
 		return true
+	default:
+		return x.Status == http.StatusConflict
 	}
-	return x.Status == http.StatusConflict
 }
 
 func (c *call) statusError(response Response, verdict Verdict) *StatusError {
