@@ -37,7 +37,8 @@ type CleanupEvent struct {
 }
 
 // Run cleans up until ctx is done and returns why it is, as [context.Cause]
-// gives it. It returns at once if c is misconfigured.
+// gives it. It returns at once if c is misconfigured, or with
+// [errors.ErrUnsupported] if the store has no records to clean up.
 func (c *Cleanup) Run(ctx context.Context) error {
 	if c.Store == nil || c.Interval < 0 || c.Batch < 0 {
 		return errors.New("idem: Cleanup needs a Store, and neither Interval nor Batch may be negative")
@@ -45,7 +46,11 @@ func (c *Cleanup) Run(ctx context.Context) error {
 	timer := time.NewTimer(cmp.Or(c.Interval, time.Minute))
 	defer timer.Stop()
 	for {
-		if err := c.round(ctx); err != nil && ctx.Err() == nil {
+		err := c.round(ctx)
+		if errors.Is(err, errors.ErrUnsupported) {
+			return err
+		}
+		if err != nil && ctx.Err() == nil {
 			cmp.Or(c.Logger, slog.Default()).ErrorContext(ctx, "idempotency records could not be cleaned up", "error", err)
 		}
 		timer.Reset(cmp.Or(c.Interval, time.Minute))

@@ -84,6 +84,13 @@ func TestCleanupGoesOnAfterErrors(t *testing.T) {
 	})
 }
 
+func TestCleanupEndsWhereThereIsNothingToCleanUp(t *testing.T) {
+	t.Parallel()
+	store := &heap{err: errors.ErrUnsupported}
+	require.ErrorIs(t, (&server.Cleanup{Store: store}).Run(t.Context()), errors.ErrUnsupported)
+	require.Len(t, store.calls, 1)
+}
+
 func TestCleanupRefusesBadUse(t *testing.T) {
 	t.Parallel()
 	for _, cleanup := range []*server.Cleanup{

@@ -160,6 +160,9 @@ type AtomicLease interface {
 // process may have changed. Wait returns nil when it is worth claiming id
 // again, which may be at any time, or ctx's error. Without it the middleware
 // claims again after a pause.
+//
+// A Store in front of another implements this and the interfaces below, and
+// returns [errors.ErrUnsupported] where the other one does not.
 type Waiter interface {
 	Wait(ctx context.Context, id ID) error
 }

@@ -11,13 +11,14 @@ import (
 )
 
 // optionalCases are the rules for [server.Waiter], [server.Cleaner] and
-// [server.Stater]. They bind the stores that implement them.
+// [server.Stater]. They bind the stores that implement them, and do not answer
+// [errors.ErrUnsupported].
 var optionalCases = []testCase{
 	{
 		name: "a wait ends when a claim is worth it",
 		rule: "Wait returns nil when it is worth claiming again: at the latest soon after the operation has ended.",
 		run: func(c *checker) {
-			waiter, ok := c.peer.(server.Waiter)
+			waiter, ok := c.waiter(c.peer)
 			if !ok {
 				return
 			}
@@ -43,7 +44,7 @@ var optionalCases = []testCase{
 		name: "a wait ends with its context",
 		rule: "Wait returns ctx's error when it ends, and may return earlier.",
 		run: func(c *checker) {
-			waiter, ok := c.peer.(server.Waiter)
+			waiter, ok := c.waiter(c.peer)
 			if !ok {
 				return
 			}
@@ -67,7 +68,7 @@ var optionalCases = []testCase{
 		rule: "Cleanup deletes at most limit expired records and returns how many; fewer than limit says that none is left. " +
 			"Live records, completed, failed and running, stay.",
 		run: func(c *checker) {
-			cleaner, ok := c.store.(server.Cleaner)
+			cleaner, ok := c.cleaner(c.store)
 			if !ok {
 				return
 			}
@@ -99,7 +100,7 @@ var optionalCases = []testCase{
 		rule:      "A record that is processing expires TTL after its lease, and is then deleted like any other.",
 		leaseOnly: true,
 		run: func(c *checker) {
-			cleaner, ok := c.store.(server.Cleaner)
+			cleaner, ok := c.cleaner(c.store)
 			if !ok {
 				return
 			}
@@ -126,7 +127,7 @@ var optionalCases = []testCase{
 			var deleted atomic.Int64
 			errs, ctx := make([]error, 4), c.ctx()
 			concurrently(4, func(i int) {
-				cleaner, ok := []server.Store{c.store, c.peer}[i%2].(server.Cleaner)
+				cleaner, ok := c.cleaner([]server.Store{c.store, c.peer}[i%2])
 				if !ok {
 					deleted.Store(records)
 					return
@@ -147,7 +148,7 @@ var optionalCases = []testCase{
 		rule: "A record may be deleted at any moment after its expiry; a claim that meets it then owns a new operation or " +
 			"finds a live record, and never fails.",
 		run: func(c *checker) {
-			cleaner, ok := c.peer.(server.Cleaner)
+			cleaner, ok := c.cleaner(c.peer)
 			if !ok {
 				return
 			}
@@ -175,7 +176,7 @@ var optionalCases = []testCase{
 		name: "a store counts what it holds",
 		rule: "Stats counts the records by status. Only large stores estimate.",
 		run: func(c *checker) {
-			stater, ok := c.store.(server.Stater)
+			stater, ok := c.stater(c.store)
 			if !ok {
 				return
 			}
@@ -193,6 +194,33 @@ var optionalCases = []testCase{
 			}
 		},
 	},
+}
+
+// waiter returns store as what waits, if it can. The key is one that no case
+// uses.
+func (c *checker) waiter(store server.Store) (server.Waiter, bool) {
+	waiter, ok := store.(server.Waiter)
+	return waiter, ok && !errors.Is(waiter.Wait(c.ctx(), server.ID{Account: "acme", Key: "unused"}), errors.ErrUnsupported)
+}
+
+// cleaner returns store as what cleans up, if it can.
+func (c *checker) cleaner(store server.Store) (server.Cleaner, bool) {
+	cleaner, ok := store.(server.Cleaner)
+	if !ok {
+		return nil, false
+	}
+	_, err := cleaner.Cleanup(c.ctx(), 0)
+	return cleaner, !errors.Is(err, errors.ErrUnsupported)
+}
+
+// stater returns store as what counts, if it can.
+func (c *checker) stater(store server.Store) (server.Stater, bool) {
+	stater, ok := store.(server.Stater)
+	if !ok {
+		return nil, false
+	}
+	_, err := stater.Stats(c.ctx())
+	return stater, !errors.Is(err, errors.ErrUnsupported)
 }
 
 // expires stores n completed records that have expired when it returns.

@@ -1,0 +1,269 @@
+package redisstore
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/rueidis"
+
+	"github.com/idemhttp/idem/server"
+)
+
+// DefaultLockPrefix begins the names of the keys of a [Locked] store.
+const DefaultLockPrefix = "idem-lock:"
+
+// Locked is a durable store with a door in Redis in front of it, made by
+// [Lock]. It is safe for concurrent use; its fields must not be changed after
+// first use.
+//
+// It gives the guarantees of the durable store, whatever becomes of Redis. The
+// optional interfaces of package server that the durable store does not
+// implement return [errors.ErrUnsupported]. Its leases are
+// [server.AtomicLease] where the durable store's are.
+type Locked struct {
+	// Prefix begins the names of the keys. Stores that share a Redis need
+	// different ones, unless they share their records too. It must not have a
+	// brace. "" means [DefaultLockPrefix].
+	Prefix string
+	// Fresh is how long a finished answer is served from Redis, if its TTL is
+	// not over before. A record that is changed by hand in the durable store
+	// is answered as it was for as long. Zero means 10 min.
+	Fresh time.Duration
+	// MaxAnswer is the largest answer in bytes, fields included, that is served
+	// from Redis. Zero means 64 KiB.
+	MaxAnswer int
+	// Timeout bounds each call of Redis. After one that failed Redis is left
+	// alone for a second. Zero means 100 ms.
+	Timeout time.Duration
+	// Logger is told when Redis fails and when it works again. Nil means
+	// [slog.Default].
+	Logger *slog.Logger
+
+	client  rueidis.Client
+	durable server.Store
+	outage  outage
+}
+
+var (
+	_ server.Store   = (*Locked)(nil)
+	_ server.Waiter  = (*Locked)(nil)
+	_ server.Cleaner = (*Locked)(nil)
+	_ server.Stater  = (*Locked)(nil)
+)
+
+// Lock returns the durable store with a door in the Redis of client in front
+// of it. The caller closes the client.
+func Lock(client rueidis.Client, durable server.Store) *Locked {
+	return &Locked{client: client, durable: durable}
+}
+
+// Claim implements [server.Store]. What the door tells takes one round trip to
+// Redis; otherwise the durable store decides.
+func (l *Locked) Claim(ctx context.Context, req server.ClaimRequest) (server.Claim, error) {
+	if err := l.validate(req); err != nil {
+		return server.Claim{}, err
+	}
+	mine := note{state: asking, token: uuid.NewString(), fingerprint: req.Fingerprint}
+	if rec, known := l.enter(ctx, req, mine); known {
+		return server.Claim{Record: rec}, nil
+	}
+	began := time.Now()
+	claim, err := l.durable.Claim(ctx, req)
+	if err != nil || claim.Lease == nil {
+		l.replace(ctx, req.ID, mine, nothing, 0)
+		return claim, err
+	}
+	owned := &lockedLease{Lease: claim.Lease, store: l, id: req.ID, began: began, note: mine}
+	owned.note.state, owned.note.operation, owned.note.attempt = running, claim.Operation.ID, claim.Operation.Attempt
+	l.replaceOrSet(ctx, req.ID, mine, owned.note, req.Lease)
+	claim.Lease = owned
+	if _, atomic := owned.Lease.(server.AtomicLease); atomic {
+		claim.Lease = atomicLease{owned}
+	}
+	return claim, nil
+}
+
+func (l *Locked) validate(req server.ClaimRequest) error {
+	if strings.ContainsAny(l.Prefix, "{}") {
+		return fmt.Errorf("redisstore: the prefix %q has a brace", l.Prefix)
+	}
+	if l.Fresh < 0 || l.MaxAnswer < 0 || l.Timeout < 0 {
+		return errors.New("redisstore: Fresh, MaxAnswer and Timeout must not be negative")
+	}
+	return errors.Join(validate("lease", req.Lease), validate("TTL", req.TTL))
+}
+
+// askingFor is how long the door is held for a claim that does not return.
+const askingFor = 2 * time.Second
+
+// enter puts mine on the door. It returns false, if the durable store has to
+// be asked because the door tells nothing.
+func (l *Locked) enter(ctx context.Context, req server.ClaimRequest, mine note) (server.Record, bool) {
+	reply, err := l.run(ctx, enterScript, req.ID, mine.encode(), milliseconds(min(req.Lease, askingFor)))
+	if err != nil || len(reply) == 0 {
+		return server.Record{}, false
+	}
+	r := reader{reply: reply}
+	found, err := decodeNote(r.text())
+	left := time.Duration(r.int()) * time.Millisecond
+	if err != nil || r.err != nil {
+		return server.Record{}, false
+	}
+	return found.report(req.Fingerprint, left)
+}
+
+// replace changes the note on the door, if it is the expected one. The call
+// does not end with ctx, which may do so when the durable store has decided.
+func (l *Locked) replace(ctx context.Context, id server.ID, expected, n note, lifetime time.Duration) {
+	_, _ = l.run(context.WithoutCancel(ctx), replaceScript, id, expected.encode(), n.encode(), milliseconds(lifetime), "")
+}
+
+// replaceOrSet is replace for a note that may also be put on an empty door.
+func (l *Locked) replaceOrSet(ctx context.Context, id server.ID, expected, n note, lifetime time.Duration) {
+	_, _ = l.run(context.WithoutCancel(ctx), replaceScript, id, expected.encode(), n.encode(), milliseconds(lifetime), "or none")
+}
+
+func (l *Locked) timeout() time.Duration { return cmp.Or(l.Timeout, 100*time.Millisecond) }
+
+// run runs a script on the door of id, unless Redis has just failed.
+func (l *Locked) run(ctx context.Context, script *rueidis.Lua, id server.ID, args ...string) ([]rueidis.RedisMessage, error) {
+	if !l.outage.mayCall() {
+		return nil, errResting
+	}
+	limited, cancel := context.WithTimeout(ctx, l.timeout())
+	defer cancel()
+	reply, err := run(limited, l.client, script, keyOf(cmp.Or(l.Prefix, DefaultLockPrefix), id), args...)
+	switch {
+	case err == nil && l.outage.end():
+		l.logger().InfoContext(ctx, "Redis works again")
+	case err != nil && ctx.Err() == nil && l.outage.begin():
+		l.logger().WarnContext(ctx, "Redis failed; the durable store is asked instead", "error", err)
+	}
+	return reply, err
+}
+
+func (l *Locked) logger() *slog.Logger { return cmp.Or(l.Logger, slog.Default()) }
+
+// Wait implements [server.Waiter].
+func (l *Locked) Wait(ctx context.Context, id server.ID) error {
+	if durable, ok := l.durable.(server.Waiter); ok {
+		return durable.Wait(ctx, id)
+	}
+	return errors.ErrUnsupported
+}
+
+// Cleanup implements [server.Cleaner].
+func (l *Locked) Cleanup(ctx context.Context, limit int) (int, error) {
+	if durable, ok := l.durable.(server.Cleaner); ok {
+		return durable.Cleanup(ctx, limit)
+	}
+	return 0, errors.ErrUnsupported
+}
+
+// Stats implements [server.Stater].
+func (l *Locked) Stats(ctx context.Context) (server.Stats, error) {
+	if durable, ok := l.durable.(server.Stater); ok {
+		return durable.Stats(ctx)
+	}
+	return server.Stats{}, errors.ErrUnsupported
+}
+
+// lockedLease is a lease of the durable store whose note is on the door.
+type lockedLease struct {
+	server.Lease
+
+	store *Locked
+	id    server.ID
+	began time.Time // before the durable store was asked
+	note  note
+}
+
+// atomicLease is a lockedLease of a durable store with atomic ones.
+type atomicLease struct{ *lockedLease }
+
+// Atomic implements [server.AtomicLease].
+func (atomicLease) Atomic() {}
+
+// Extend implements [server.Lease].
+func (l *lockedLease) Extend(ctx context.Context, d time.Duration) error {
+	err := l.Lease.Extend(ctx, d)
+	if err == nil {
+		l.store.replace(ctx, l.id, l.note, l.note, d)
+	}
+	return err
+}
+
+// Complete implements [server.Lease]. The door is changed when the durable
+// store has decided, and not before.
+func (l *lockedLease) Complete(ctx context.Context, r server.Response, ttl time.Duration) (server.Record, error) {
+	rec, err := l.Lease.Complete(ctx, r, ttl)
+	if err != nil {
+		l.leave(ctx)
+		return rec, err
+	}
+	l.publish(ctx, rec, ttl)
+	return rec, nil
+}
+
+// Release implements [server.Lease].
+func (l *lockedLease) Release(ctx context.Context, cause error) error {
+	err := l.Lease.Release(ctx, cause)
+	l.leave(ctx)
+	return err
+}
+
+func (l *lockedLease) leave(ctx context.Context) { l.store.replace(ctx, l.id, l.note, nothing, 0) }
+
+// publish puts a finished answer on the door. It is not to stand there longer
+// than its record lives, which is known of a record of this attempt only: that
+// began to live when the operation was completed, after this attempt's claim.
+func (l *lockedLease) publish(ctx context.Context, rec server.Record, ttl time.Duration) {
+	own := rec.Operation == l.note.operation && rec.Attempt == l.note.attempt && !rec.Reused && rec.Response != nil
+	lifetime := min(cmp.Or(l.store.Fresh, 10*time.Minute), ttl-time.Since(l.began)-l.store.timeout())
+	if !own || lifetime < time.Millisecond {
+		l.leave(ctx)
+		return
+	}
+	finished := l.note
+	finished.state, finished.response = completed, encodeResponse(*rec.Response)
+	if len(finished.response) > cmp.Or(l.store.MaxAnswer, 64<<10) {
+		l.leave(ctx)
+		return
+	}
+	l.store.replaceOrSet(ctx, l.id, l.note, finished, lifetime)
+}
+
+// errResting says that Redis was not called.
+var errResting = errors.New("redisstore: Redis failed a moment ago")
+
+// outage keeps claims from waiting for a Redis that does not answer. The zero
+// value is none.
+type outage struct {
+	retryAt atomic.Int64 // nanoseconds since process start; 0 if Redis works
+}
+
+// rest is how long Redis is left alone after it has failed.
+const rest = time.Second
+
+var processStart = time.Now()
+
+// mayCall reports whether to call Redis. While it fails, one call in a rest
+// finds out whether it still does.
+func (o *outage) mayCall() bool {
+	at := o.retryAt.Load()
+	now := time.Since(processStart)
+	return at == 0 || int64(now) >= at && o.retryAt.CompareAndSwap(at, int64(now+rest))
+}
+
+// begin notes that a call failed, and reports whether it is the first.
+func (o *outage) begin() bool { return o.retryAt.Swap(int64(time.Since(processStart)+rest)) == 0 }
+
+// end notes that a call succeeded, and reports whether others had failed.
+func (o *outage) end() bool { return o.retryAt.Load() != 0 && o.retryAt.Swap(0) != 0 }
