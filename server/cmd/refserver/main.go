@@ -2,6 +2,11 @@
 // idempotency middleware, with faults to switch on. See package refserver for
 // what it serves, and run it with -h for its flags.
 //
+// With -store=memory everything is forgotten when it ends. With -store=postgres
+// keys, orders and payments are kept in a database, and any number of servers
+// behind one database behave as one. An order and its answer are one commit
+// there; payments are charged at a provider, which is simulated, under a lease.
+//
 // It is for tests and demonstrations. The accounts are not authenticated:
 // whoever reaches it may be anybody.
 //
@@ -39,12 +44,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintf(stderr, "refserver: %v\nRun refserver -h for the flags.\n", err)
 		return 2
 	}
-	s, err := openStore(o.store)
-	if err != nil {
-		fmt.Fprintf(stderr, "refserver: -store: %v\n", err)
-		return 2
+	logger := o.logger(stderr)
+	b, err := openBackend(ctx, o, logger)
+	if err == nil {
+		err = serve(ctx, o, b, stdout, logger)
 	}
-	if err := serve(ctx, o, s, stdout, o.logger(stderr)); err != nil {
+	if err != nil {
 		fmt.Fprintf(stderr, "refserver: %v\n", err)
 		return 1
 	}

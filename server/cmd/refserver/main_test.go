@@ -1,15 +1,11 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"io"
-	"log/slog"
 	"net/http"
-	"os"
-	"os/exec"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -23,24 +19,15 @@ import (
 	"github.com/idemhttp/idem/server/memstore"
 )
 
-// asProgram in the environment makes this test binary the program itself, so
-// that a test can send it real signals.
-const asProgram = "REFSERVER_AS_PROGRAM"
-
-func TestMain(m *testing.M) {
-	if os.Getenv(asProgram) != "" {
-		main()
-	}
-	os.Exit(m.Run())
-}
-
 func TestFlagsThatAreWrongAreMetWithTheCure(t *testing.T) {
 	t.Parallel()
 	tests := []struct{ args, want string }{
-		{"-store redis", `-store: there is no store "redis"; there is memory`},
+		{"-store postgres -database-url=", "-store=postgres needs -database-url, or DATABASE_URL in the environment"},
+		{"-store redis", `-store is "redis": it must be memory or postgres`},
 		{"-wait -1s", "-wait is -1s: it must be at least 0s"},
 		{"-lease 0s", "-lease is 0s: it must be at least 1ms"},
 		{"-ttl 1us", "-ttl is 1µs: it must be at least 1ms"},
+		{"-store-timeout 0s", "-store-timeout is 0s: it must be at least 1ms"},
 		{"-handler-timeout 0s", "-handler-timeout is 0s: it must be at least 1ms"},
 		{"-grace -1s", "-grace is -1s"},
 		{"-unready-for -1s", "-unready-for is -1s"},
@@ -72,7 +59,7 @@ func TestHelpGoesToStdout(t *testing.T) {
 
 func TestAnAddressThatIsTakenIsAnError(t *testing.T) {
 	t.Parallel()
-	p := startProgram(t, options{}, memory())
+	p := startProgram(t, openMemory(quiet))
 	var stderr bytes.Buffer
 	code := run(t.Context(), []string{"-addr", strings.TrimPrefix(p.url, "http://")}, io.Discard, &stderr)
 	require.Equal(t, 1, code)
@@ -81,33 +68,24 @@ func TestAnAddressThatIsTakenIsAnError(t *testing.T) {
 
 func TestSIGTERMLetsTheRunningRequestFinish(t *testing.T) {
 	t.Parallel()
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-addr", "127.0.0.1:0", "-log", "json", "-wait", "0s")
-	cmd.Env = append(os.Environ(), asProgram+"=1")
-	var log bytes.Buffer
-	cmd.Stderr = &log
-	stdout, err := cmd.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, cmd.Start())
-	url := readURL(t, stdout)
-
-	running := inFlight(t, url, "500ms")
-	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
-
+	p := startProcess(t, nil, "-wait=0s")
+	running := inFlight(t, p.url, "/payments", "500ms")
+	require.NoError(t, p.cmd.Process.Signal(syscall.SIGTERM))
 	require.Equal(t, http.StatusCreated, <-running)
-	require.NoError(t, cmd.Wait(), "the exit code must be 0")
-	require.Contains(t, log.String(), `"outcome":"executed"`)
-	require.Equal(t, 0, post(url), "nobody listens any more")
+	require.NoError(t, p.cmd.Wait(), "the exit code must be 0")
+	require.Contains(t, p.log.String(), `"outcome":"executed"`)
+	require.Equal(t, 0, post(p.url, "/payments").status, "nobody listens any more")
 }
 
 func TestStoppingIsAnnouncedByReadinessBeforeTheListenerCloses(t *testing.T) {
 	t.Parallel()
-	p := startProgram(t, options{unreadyFor: 300 * time.Millisecond}, memory())
-	require.Equal(t, http.StatusOK, get(p.url+"/readyz"))
+	p := startProgram(t, openMemory(quiet), "-unready-for=300ms")
+	require.Equal(t, http.StatusOK, get(p.url+"/readyz").status)
 	p.stop()
 	require.Eventually(t, func() bool {
-		return get(p.url+"/readyz") == http.StatusServiceUnavailable
+		return get(p.url+"/readyz").status == http.StatusServiceUnavailable
 	}, 5*time.Second, time.Millisecond)
-	require.Equal(t, http.StatusOK, get(p.url+"/healthz"))
+	require.Equal(t, http.StatusOK, get(p.url+"/healthz").status)
 	require.NoError(t, p.wait())
 }
 
@@ -115,12 +93,16 @@ func TestStoppingTakesPlaceInOrder(t *testing.T) {
 	t.Parallel()
 	s := &fragile{cleaning: make(chan struct{})}
 	s.broken.Store(true)
-	p := startProgram(t, options{}, store{s, func() { s.note("closed") }})
+	p := startProgram(t, backend{
+		payments: s,
+		cleanup:  (&server.Cleanup{Store: s, Logger: quiet}).Run,
+		close:    func() { s.note("closed") },
+	})
 	<-s.cleaning // a batch of the cleanup runs until it is stopped
 
-	require.Equal(t, http.StatusCreated, post(p.url), "the store fails after the effect, the answer is sent")
+	require.Equal(t, http.StatusCreated, post(p.url, "/payments").status, "the store fails after the effect, the answer is sent")
 	p.stop()
-	require.Eventually(t, func() bool { return post(p.url) == 0 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return post(p.url, "/payments").status == 0 }, 5*time.Second, time.Millisecond)
 	require.NotContains(t, s.noted(), "completed")
 	s.broken.Store(false)
 
@@ -134,15 +116,15 @@ func TestStoppingTakesPlaceInOrder(t *testing.T) {
 
 func TestARollingDeploymentLosesNothing(t *testing.T) {
 	t.Parallel()
-	shared := new(memstore.Store)
-	before, after := startProgram(t, options{}, store{shared, func() {}}), startProgram(t, options{}, store{shared, func() {}})
-	running := inFlight(t, before.url, "300ms")
+	b := openMemory(quiet)
+	before, after := startProgram(t, b), startProgram(t, b)
+	running := inFlight(t, before.url, "/payments", "300ms")
 	before.stop()
-	require.Equal(t, http.StatusAccepted, post(after.url), "a retry at the next instance")
+	require.Equal(t, http.StatusAccepted, post(after.url, "/payments").status, "a retry at the next instance")
 	require.Equal(t, http.StatusCreated, <-running)
 	require.NoError(t, before.wait())
-	require.Equal(t, http.StatusCreated, post(after.url))
-	stats, err := shared.Stats(t.Context())
+	require.Equal(t, http.StatusCreated, post(after.url, "/payments").status)
+	stats, err := b.payments.(server.Stater).Stats(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, int64(0), stats.Processing)
 	require.Equal(t, int64(1), stats.Completed)
@@ -150,20 +132,21 @@ func TestARollingDeploymentLosesNothing(t *testing.T) {
 
 func TestTheGracePeriodEndsARequestThatTakesTooLong(t *testing.T) {
 	t.Parallel()
-	p := startProgram(t, options{grace: 50 * time.Millisecond}, memory())
-	running := inFlight(t, p.url, "1m")
+	p := startProgram(t, openMemory(quiet), "-grace=50ms")
+	running := inFlight(t, p.url, "/payments", "1m")
 	p.stop()
 	require.EqualError(t, p.wait(), "requests were still running: the grace period of 50ms is over")
 	require.Equal(t, 0, <-running)
 }
 
-func TestRefuseTakeoverReachesTheMiddleware(t *testing.T) {
+func TestFlagsReachTheMiddleware(t *testing.T) {
 	t.Parallel()
-	o, err := parse([]string{"-refuse-takeover", "-wait", "0s"}, io.Discard)
+	o, err := parse([]string{"-refuse-takeover", "-wait=0s", "-store-timeout=2s"}, io.Discard)
 	require.NoError(t, err)
 	m := o.middleware(new(memstore.Store))
 	require.Equal(t, server.Refuse, m.Takeover)
 	require.Equal(t, server.NoWait, m.Wait)
+	require.Equal(t, 2*time.Second, m.StoreTimeout)
 	require.Equal(t, 30*time.Second, m.Lease)
 	require.Equal(t, 48*time.Hour, m.TTL)
 }
@@ -216,89 +199,4 @@ func (l fragileLease) Complete(ctx context.Context, r server.Response, ttl time.
 	}
 	l.store.note("completed")
 	return l.Lease.Complete(ctx, r, ttl)
-}
-
-func memory() store { return store{new(memstore.Store), func() {}} }
-
-// program is serve, running.
-type program struct {
-	url    string
-	stop   context.CancelFunc
-	result chan error
-}
-
-func (p *program) wait() error { return <-p.result }
-
-// startProgram serves with the options given, otherwise with defaults that
-// suit tests.
-func startProgram(t *testing.T, given options, s store) *program {
-	t.Helper()
-	o, err := parse([]string{"-addr", "127.0.0.1:0", "-wait", "0s"}, io.Discard)
-	require.NoError(t, err)
-	o.unreadyFor = given.unreadyFor
-	if given.grace != 0 {
-		o.grace = given.grace
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	p := &program{stop: cancel, result: make(chan error, 1)}
-	stdout, w := io.Pipe()
-	go func() { p.result <- serve(ctx, o, s, w, slog.New(slog.DiscardHandler)) }()
-	p.url = readURL(t, stdout)
-	t.Cleanup(cancel)
-	return p
-}
-
-func readURL(t *testing.T, stdout io.Reader) string {
-	t.Helper()
-	line, err := bufio.NewReader(stdout).ReadString('\n')
-	require.NoError(t, err)
-	url, ok := strings.CutPrefix(strings.TrimSpace(line), "refserver listens on ")
-	require.True(t, ok, line)
-	return url
-}
-
-// inFlight sends a payment whose handler is delayed, and returns when it is
-// running; the channel gets the status of its answer.
-func inFlight(t *testing.T, url, delay string) <-chan int {
-	t.Helper()
-	statuses := make(chan int, 2)
-	for range 2 { // one of the two runs, the other is told so
-		go func() { statuses <- post(url, "X-Fault: delay="+delay) }()
-	}
-	require.Equal(t, http.StatusAccepted, <-statuses)
-	return statuses
-}
-
-// post sends a payment and returns the status of the answer, 0 if there was
-// none.
-func post(url string, fields ...string) int {
-	const payment = `{"amount":1200,"currency":"RUB"}`
-	req, err := http.NewRequest(http.MethodPost, url+"/payments", strings.NewReader(payment))
-	if err != nil {
-		return 0
-	}
-	req.Header = http.Header{"Content-Type": {"application/json"}, "Idempotency-Key": {"k-1"}, "X-Account-Id": {"acme"}}
-	for _, field := range fields {
-		name, value, _ := strings.Cut(field, ": ")
-		req.Header.Set(name, value)
-	}
-	return do(req)
-}
-
-func get(url string) int {
-	req, err := http.NewRequest(http.MethodGet, url, nil)
-	if err != nil {
-		return 0
-	}
-	return do(req)
-}
-
-func do(req *http.Request) int {
-	transport := &http.Transport{DisableKeepAlives: true}
-	resp, err := transport.RoundTrip(req)
-	if err != nil {
-		return 0
-	}
-	resp.Body.Close()
-	return resp.StatusCode
 }

@@ -1,11 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"time"
 
 	"github.com/idemhttp/idem/server"
@@ -15,9 +17,11 @@ import (
 // options is what the flags say.
 type options struct {
 	addr, store    string
+	databaseURL    string
 	wait           time.Duration
 	lease          time.Duration
 	ttl            time.Duration
+	storeTimeout   time.Duration
 	handlerTimeout time.Duration
 	refuse         bool
 	unreadyFor     time.Duration
@@ -33,10 +37,13 @@ func parse(args []string, usage io.Writer) (options, error) {
 	fs := flag.NewFlagSet("refserver", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
 	fs.StringVar(&o.addr, "addr", "127.0.0.1:8080", "`host:port` to listen on; port 0 takes a free one")
-	fs.StringVar(&o.store, "store", "memory", "where the keys are kept: memory")
+	fs.StringVar(&o.store, "store", "memory", "where keys, orders and payments are kept: memory or postgres")
+	fs.StringVar(&o.databaseURL, "database-url", "", "`URL` of the database of -store=postgres; without it the environment variable DATABASE_URL.\n"+
+		"Every order that is being made holds one of pool_max_conns connections.")
 	fs.DurationVar(&o.wait, "wait", time.Second, "how long a duplicate waits for the first attempt before it is answered 202")
 	fs.DurationVar(&o.lease, "lease", 30*time.Second, "how long an attempt may go without a sign of life")
 	fs.DurationVar(&o.ttl, "ttl", 48*time.Hour, "how long an answer is replayed")
+	fs.DurationVar(&o.storeTimeout, "store-timeout", time.Second, "how long the store may take for a call, the wait for a connection included")
 	fs.DurationVar(&o.handlerTimeout, "handler-timeout", 2*time.Minute, "how long a handler may run")
 	fs.BoolVar(&o.refuse, "refuse-takeover", false, "answer 409 instead of running an operation again whose attempt was lost")
 	fs.DurationVar(&o.unreadyFor, "unready-for", 0, "when stopping, how long to go on serving with /readyz at 503")
@@ -63,6 +70,7 @@ func parse(args []string, usage io.Writer) (options, error) {
 	if fs.NArg() > 0 {
 		return o, fmt.Errorf("unexpected argument %q: there are only flags", fs.Arg(0))
 	}
+	o.databaseURL = cmp.Or(o.databaseURL, os.Getenv("DATABASE_URL")) // no default of the flag, which -h would print
 	return o, o.check()
 }
 
@@ -74,6 +82,7 @@ func (o options) check() error {
 		{"wait", o.wait, 0},
 		{"lease", o.lease, time.Millisecond},
 		{"ttl", o.ttl, time.Millisecond},
+		{"store-timeout", o.storeTimeout, time.Millisecond},
 		{"handler-timeout", o.handlerTimeout, time.Millisecond},
 		{"unready-for", o.unreadyFor, 0},
 		{"grace", o.grace, 0},
@@ -98,6 +107,12 @@ func (o options) check() error {
 			return fmt.Errorf("-%s is %v: a probability is from 0 to 1", p.flag, p.value)
 		}
 	}
+	if o.store != "memory" && o.store != "postgres" {
+		return fmt.Errorf("-store is %q: it must be memory or postgres", o.store)
+	}
+	if o.store == "postgres" && o.databaseURL == "" {
+		return errors.New("-store=postgres needs -database-url, or DATABASE_URL in the environment, such as postgres://user@host/database")
+	}
 	if o.log != "text" && o.log != "json" && o.log != "off" {
 		return fmt.Errorf("-log is %q: it must be text, json or off", o.log)
 	}
@@ -114,9 +129,26 @@ func (o options) logger(w io.Writer) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, nil))
 }
 
+// config is how the API works on b.
+func (o options) config(b backend, logger *slog.Logger) refserver.Config {
+	c := refserver.Config{
+		Payments: o.middleware(b.payments),
+		Ledger:   b.ledger,
+		Provider: b.provider,
+		Health:   b.health,
+		Chances:  o.chances,
+		Logger:   logger,
+	}
+	if b.orders != nil {
+		c.Orders = o.middleware(b.orders)
+	}
+	return c
+}
+
 func (o options) middleware(s server.Store) *server.Middleware {
 	m := &server.Middleware{
-		Store: s, Wait: o.wait, Lease: o.lease, TTL: o.ttl, HandlerTimeout: o.handlerTimeout,
+		Store: s, Wait: o.wait, Lease: o.lease, TTL: o.ttl,
+		HandlerTimeout: o.handlerTimeout, StoreTimeout: o.storeTimeout,
 	}
 	if o.wait == 0 {
 		m.Wait = server.NoWait

@@ -11,28 +11,13 @@ import (
 	"sync"
 	"time"
 
-	"github.com/idemhttp/idem/server"
-	"github.com/idemhttp/idem/server/memstore"
 	"github.com/idemhttp/idem/server/refserver"
 )
 
-// store is an open store and what goes with it.
-type store struct {
-	server.Store
-	close func() // after the last use
-}
-
-func openStore(name string) (store, error) {
-	if name != "memory" {
-		return store{}, fmt.Errorf("there is no store %q; there is memory", name)
-	}
-	return store{new(memstore.Store), func() {}}, nil
-}
-
-// serve serves until ctx is done, stops in order and closes the store.
-func serve(ctx context.Context, o options, s store, stdout io.Writer, logger *slog.Logger) error {
-	defer s.close()
-	api, err := refserver.New(refserver.Config{Payments: o.middleware(s.Store), Chances: o.chances, Logger: logger})
+// serve serves until ctx is done, stops in order and closes the backend.
+func serve(ctx context.Context, o options, b backend, stdout io.Writer, logger *slog.Logger) error {
+	defer b.close()
+	api, err := refserver.New(o.config(b, logger))
 	if err != nil {
 		return err
 	}
@@ -46,7 +31,7 @@ func serve(ctx context.Context, o options, s store, stdout io.Writer, logger *sl
 		IdleTimeout:       2 * time.Minute,
 		ErrorLog:          slog.NewLogLogger(logger.Handler(), slog.LevelError),
 	}
-	stopCleanup := startCleanup(ctx, s.Store, logger)
+	stopCleanup := startCleanup(ctx, b.cleanup)
 	defer stopCleanup()
 
 	failed := make(chan error, 1)
@@ -78,16 +63,10 @@ func stop(ctx context.Context, o options, api *refserver.Server, web *http.Serve
 
 // startCleanup deletes expired records until the function that it returns is
 // called, which waits for the end.
-func startCleanup(ctx context.Context, s server.Store, logger *slog.Logger) (stop func()) {
-	cleaner, ok := s.(server.Cleaner)
-	if !ok {
-		return func() {}
-	}
+func startCleanup(ctx context.Context, cleanup func(context.Context) error) (stop func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var running sync.WaitGroup
-	running.Go(func() {
-		_ = (&server.Cleanup{Store: cleaner, Logger: logger}).Run(ctx) // ends with ctx only
-	})
+	running.Go(func() { _ = cleanup(ctx) }) // ends with ctx only
 	return func() {
 		cancel()
 		running.Wait()

@@ -1,0 +1,100 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/idemhttp/idem/server"
+	"github.com/idemhttp/idem/server/memstore"
+	"github.com/idemhttp/idem/server/pgstore"
+	"github.com/idemhttp/idem/server/refserver"
+	"github.com/idemhttp/idem/server/refserver/pgledger"
+)
+
+// backend is where a server keeps its keys and its books.
+type backend struct {
+	orders, payments server.Store // nil orders: those of payments
+	ledger           refserver.Ledger
+	provider         refserver.Provider
+	health           func(context.Context) error // nil: always well
+	cleanup          func(context.Context) error // runs until its context ends
+	close            func()                      // after the last use
+}
+
+func openBackend(ctx context.Context, o options, logger *slog.Logger) (backend, error) {
+	if o.store == "postgres" {
+		return openPostgres(ctx, o.databaseURL, logger)
+	}
+	return openMemory(logger), nil
+}
+
+func openMemory(logger *slog.Logger) backend {
+	s := new(memstore.Store)
+	return backend{
+		payments: s,
+		cleanup:  (&server.Cleanup{Store: s, Logger: logger}).Run,
+		close:    func() {},
+	}
+}
+
+// openPostgres opens the database and makes the tables.
+func openPostgres(ctx context.Context, url string, logger *slog.Logger) (backend, error) {
+	pool, err := pgstore.Open(ctx, url)
+	if err != nil {
+		return backend{}, fmt.Errorf("-database-url: %w", err)
+	}
+	orders, payments := pgstore.Transactional(pool), pgstore.New(pool)
+	orders.Logger, payments.Logger = logger, logger
+	for _, prepare := range []func() error{
+		func() error { return pgstore.Migrate(ctx, pool) },
+		func() error { return pgledger.Migrate(ctx, pool) },
+		func() error { return payments.Check(ctx) },
+	} {
+		if err := prepare(); err != nil {
+			pool.Close()
+			return backend{}, err
+		}
+	}
+	return backend{
+		orders:   orders,
+		payments: payments,
+		ledger:   pgledger.New(pool),
+		provider: pgledger.NewProvider(pool),
+		health:   func(ctx context.Context) error { return takesWrites(ctx, pool) },
+		cleanup:  payments.Run, // of the table that both share
+		close:    func() { closePool(pool) },
+	}, nil
+}
+
+var errReadOnly = errors.New("the database takes no writes")
+
+// takesWrites returns nil if the database can be reached and is no standby.
+func takesWrites(ctx context.Context, pool *pgxpool.Pool) error {
+	var readOnly string
+	if err := pool.QueryRow(ctx, "SHOW transaction_read_only").Scan(&readOnly); err != nil {
+		return err
+	}
+	if readOnly == "on" {
+		return errReadOnly
+	}
+	return nil
+}
+
+// closePool closes the pool, but does not wait for handlers that were still
+// running when the grace period was over.
+func closePool(pool *pgxpool.Pool) {
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		pool.Close()
+	}()
+	select {
+	case <-closed:
+	case <-time.After(time.Second):
+	}
+}
