@@ -57,7 +57,7 @@ func (c *claiming) underLease(ctx context.Context) (claim server.Claim, err erro
 	})
 	if err != nil {
 		if c.sent {
-			go c.withdraw(context.WithoutCancel(ctx))
+			go c.withdraw(context.WithoutCancel(ctx), operation)
 		}
 		return server.Claim{}, err
 	}
@@ -102,11 +102,15 @@ func (c *claiming) owned(operation uuid.UUID, attempt int) server.Claim {
 }
 
 // withdraw releases, as well as can be, what a claim that failed may have
-// claimed nevertheless.
-func (c *claiming) withdraw(ctx context.Context) {
+// claimed nevertheless, or may still be about to: the insert waits for one that
+// is under way, and keeps out one that arrives late.
+func (c *claiming) withdraw(ctx context.Context, operation uuid.UUID) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	_ = (&lease{claiming: c}).Release(ctx, nil)
+	_ = c.store.flight(ctx, commit, func(b *pgx.Batch) {
+		c.queueInsert(b, operation, c.req.Lease)
+		b.Queue(c.store.sql(release), c.req.ID.Account, c.req.ID.Key, c.token, c.req.TTL.Microseconds())
+	})
 }
 
 // count notes how many rows a statement touched.
