@@ -39,15 +39,18 @@ type Dialect struct {
 	// KeyParameter, if not empty, is the query parameter that carries the key
 	// in place of a field.
 	KeyParameter string
-	// FirstSentField, if not empty, is a field that carries the time of the
-	// operation's first attempt. To keep it over a crash, put it into
-	// Operation.Header.
+	// FirstSentField, if not empty, is a field that carries the time when the
+	// operation was made, [Operation.Created], or if that is not known the time
+	// of the first attempt.
 	FirstSentField string
 
 	// MinKeyLength and MaxKeyLength bound the key's length in bytes. Zero means
 	// 1 and 255.
 	MinKeyLength, MaxKeyLength int
-	// UUIDKeys says that every key must be a UUID.
+	// KeyAlphabet is what a key may consist of. Empty means all of visible
+	// ASCII.
+	KeyAlphabet string
+	// UUIDKeys says that every key must be a UUID, in its form of 36 characters.
 	UUIDKeys bool
 	// KeyLifetime is how long the service remembers a key. An operation is not
 	// sent any more when it is as old as that, because the service would take
@@ -88,6 +91,9 @@ type Rule struct {
 	Replayed bool
 
 	Verdict Verdict
+	// Wait is how long to wait before the next attempt if the answer does not
+	// say. Zero leaves it to the backoff.
+	Wait time.Duration
 }
 
 // Hint is a place where an answer says how long to wait, as a number.
@@ -205,8 +211,10 @@ func (d *Dialect) checkKey(key Key) error {
 	}
 	var reason string
 	switch {
-	case d.UUIDKeys && uuid.Validate(string(key)) != nil:
+	case d.UUIDKeys && (len(key) != 36 || uuid.Validate(string(key)) != nil):
 		reason = "must be a UUID"
+	case d.KeyAlphabet != "" && strings.Trim(string(key), d.KeyAlphabet) != "":
+		reason = fmt.Sprintf("must consist of %q", d.KeyAlphabet)
 	case len(key) < d.MinKeyLength:
 		reason = fmt.Sprintf("must have at least %d bytes", d.MinKeyLength)
 	case d.MaxKeyLength > 0 && len(key) > d.MaxKeyLength:
@@ -290,9 +298,10 @@ func (d *Dialect) needsBody(status int) bool {
 	return false
 }
 
-// judge decides what an answer to a keyed request means. The body is looked at
-// only where needsBody asks for it.
-func (d *Dialect) judge(status int, h http.Header, body []byte) Verdict {
+// judge decides what an answer to a keyed request means, and how long to wait
+// if the answer does not say. The body is looked at only where needsBody asks
+// for it.
+func (d *Dialect) judge(status int, h http.Header, body []byte) (Verdict, time.Duration) {
 	replayed := d.replayed(h)
 	var document jsonpointer.Document
 	if d.needsBody(status) {
@@ -300,9 +309,14 @@ func (d *Dialect) judge(status int, h http.Header, body []byte) Verdict {
 	}
 	for i := range d.Rules {
 		if d.Rules[i].matches(status, h, document, replayed) {
-			return d.Rules[i].Verdict
+			return d.Rules[i].Verdict, d.Rules[i].Wait
 		}
 	}
+	return unruled(status, h, replayed), 0
+}
+
+// unruled is what an answer means in HTTP.
+func unruled(status int, h http.Header, replayed bool) Verdict {
 	switch {
 	case status == http.StatusAccepted && h.Get("Retry-After") != "" && !replayed:
 		return VerdictInProgress

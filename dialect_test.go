@@ -173,6 +173,12 @@ func TestTimeOfTheFirstAttemptIsRepeated(t *testing.T) {
 		_, err = idem.Send[payment](t.Context(), client, op)
 		require.NoError(t, err)
 		require.Equal(t, []string{"Fri, 31 Dec 1999 23:59:59 GMT"}, srv.Requests()[2].Header["Repeatability-First-Sent"])
+
+		op = idem.Operation{Key: "k", Method: "POST", URL: "/", Created: time.Now()}
+		<-time.After(time.Minute) // a crash
+		_, err = idem.Send[payment](t.Context(), client, op)
+		require.NoError(t, err)
+		require.Equal(t, []string{"Sat, 01 Jan 2000 01:00:05 GMT"}, srv.Requests()[3].Header["Repeatability-First-Sent"])
 	})
 }
 
@@ -187,12 +193,16 @@ func TestKeysThatTheServiceWouldNotTakeAreRefused(t *testing.T) {
 		"too long":   {idem.Dialect{Name: "Acme", MaxKeyLength: 10}, "12345678901", "idem: Key: a key for Acme must have at most 10 bytes"},
 		"too short":  {idem.Dialect{Name: "Acme", MinKeyLength: 10}, "123456789", "idem: Key: a key for Acme must have at least 10 bytes"},
 		"not a UUID": {idem.Dialect{Name: "Acme", UUIDKeys: true}, "order-42", "idem: Key: a key for Acme must be a UUID"},
+		"a UUID in another form": {
+			idem.Dialect{Name: "Acme", UUIDKeys: true}, "urn:uuid:820f3509-aefe-84b8-8588-e53113a1b2f0", "idem: Key: a key for Acme must be a UUID",
+		},
+		"of other letters": {idem.Dialect{Name: "Acme", KeyAlphabet: "abc-"}, "a-b_c", `idem: Key: a key for Acme must consist of "abc-"`},
 	} {
 		_, err := idem.Send[payment](t.Context(), speaking(srv, &tc.dialect), idem.Operation{Key: tc.key, Method: "POST", URL: "/"})
 		require.EqualError(t, err, tc.want, name)
 	}
 	require.Empty(t, srv.Requests())
-	strict := &idem.Dialect{UUIDKeys: true, MinKeyLength: 36, MaxKeyLength: 36}
+	strict := &idem.Dialect{UUIDKeys: true, MinKeyLength: 36, MaxKeyLength: 36, KeyAlphabet: "0123456789abcdef-"}
 	for _, key := range []idem.Key{idem.NewKey(), idem.DeriveKey("order", "42")} {
 		_, err := idem.Send[payment](t.Context(), speaking(srv, strict), idem.Operation{Key: key, Method: "POST", URL: "/"})
 		require.NoError(t, err)
@@ -305,6 +315,21 @@ func TestHintsAreWaitedFor(t *testing.T) {
 	require.Equal(t, idem.ReasonRetryAfter, asA[*idem.IncompleteError](t, err).Reason)
 }
 
+func TestRuleSaysHowLongToWaitIfTheAnswerDoesNot(t *testing.T) {
+	t.Parallel()
+	for verdict, name := range map[idem.Verdict]string{idem.VerdictInProgress: "in progress", idem.VerdictTransient: "transient"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				srv, arrivals := timeline(t, status(409), status(409, "Retry-After: 2"), ok201())
+				_, err := post(t, speaking(srv, &idem.Dialect{Rules: []idem.Rule{{Status: 409, Verdict: verdict, Wait: 30 * time.Second}}}))
+				require.NoError(t, err)
+				require.Equal(t, []time.Duration{0, 30 * time.Second, 32 * time.Second}, arrivals())
+			})
+		})
+	}
+}
+
 func TestKeyIsNotUsedBeyondItsLifetime(t *testing.T) {
 	t.Parallel()
 	short := &idem.Dialect{KeyLifetime: time.Hour}
@@ -382,6 +407,19 @@ func TestOperationInProgressIsWatchedUnderItsStatusURL(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, "p1", result.Value.ID)
 			require.Equal(t, []time.Duration{0, time.Second, 1250 * time.Millisecond, 1500 * time.Millisecond}, arrivals())
+		})
+	})
+	t.Run("also beyond the lifetime of the key, which it does without", func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) {
+			srv, arrivals := timeline(t, accepted, running, done)
+			c := client(srv)
+			forgetful := *watching
+			forgetful.KeyLifetime = 2 * time.Second
+			c.Dialect = &forgetful
+			_, err := post(t, c)
+			require.NoError(t, err)
+			require.Equal(t, []time.Duration{0, time.Second, 3 * time.Second}, arrivals())
 		})
 	})
 	for name, answers := range map[string][]faultnet.Action{

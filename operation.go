@@ -273,7 +273,11 @@ func (c *call) header(keyLine []string) http.Header {
 		return h
 	}
 	if field := c.dialect.FirstSentField; field != "" && !rfc9110.Has(h, field) {
-		h[http.CanonicalHeaderKey(field)] = []string{c.started.UTC().Format(http.TimeFormat)}
+		made := c.created
+		if made.IsZero() {
+			made = c.started
+		}
+		h[http.CanonicalHeaderKey(field)] = []string{made.UTC().Format(http.TimeFormat)}
 	}
 	// net/http repeats a request on a dead connection by itself if it has one of
 	// these two; one without a value is not sent.

@@ -368,7 +368,7 @@ func (c *call) settle(x *exchange) {
 		x.read(c)
 	}
 	if x.Err == nil {
-		x.verdict = c.judge(x)
+		x.verdict, x.pause = c.judge(x)
 		if x.verdict.final() && !x.whole && x.tooLarge == nil {
 			x.read(c)
 		}
@@ -378,13 +378,14 @@ func (c *call) settle(x *exchange) {
 	}
 }
 
-// judge decides what an answer means for the operation.
-func (c *call) judge(x *exchange) Verdict {
+// judge decides what an answer means for the operation, and how long to wait if
+// it does not say.
+func (c *call) judge(x *exchange) (Verdict, time.Duration) {
 	switch {
 	case c.watched != nil && x.Status == http.StatusNotFound && time.Since(c.watchedSince) < foundGrace:
-		return VerdictInProgress
+		return VerdictInProgress, 0
 	case c.watched != nil && gone(x.Status):
-		return VerdictTransient // if at all: watch ends it
+		return VerdictTransient, 0 // if at all: watch ends it
 	}
 	return c.dialect.judge(x.Status, x.Header, x.body)
 }
@@ -412,17 +413,19 @@ func (c *call) next(ctx context.Context, x *exchange) (time.Duration, Reason) {
 	case !c.watch(x):
 		return 0, ReasonStatusURL
 	}
-	wait, reason := c.pacer.next(ctx, x.verdict, time.Since(x.Start), c.dialect.hint(x.Header, x.body, time.Now()))
+	hint := cmp.Or(c.dialect.hint(x.Header, x.body, time.Now()), x.pause)
+	wait, reason := c.pacer.next(ctx, x.verdict, time.Since(x.Start), hint)
 	if reason == "" && c.expired(wait) {
 		return 0, ReasonExpired
 	}
 	return wait, reason
 }
 
-// expired reports whether the service may have forgotten the key in a while.
+// expired reports whether the service may have forgotten the key in a while. A
+// status URL is asked without the key.
 func (c *call) expired(in time.Duration) bool {
 	lifetime := c.dialect.KeyLifetime
-	return lifetime > 0 && !c.created.IsZero() && add(time.Since(c.created), in) >= lifetime
+	return lifetime > 0 && c.watched == nil && !c.created.IsZero() && add(time.Since(c.created), in) >= lifetime
 }
 
 // foundGrace is how long a status URL may be unknown to the service that gave

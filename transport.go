@@ -124,6 +124,7 @@ type exchange struct {
 	tooLarge error           // it is beyond MaxResponseBytes
 	answer   memoryBody      // the answer's body for the caller
 	verdict  Verdict
+	pause    time.Duration // before the next attempt, if the answer does not say
 	cancel   context.CancelFunc
 	timer    *time.Timer // of AttemptTimeout, or nil
 	trace    httptrace.ClientTrace
