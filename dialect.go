@@ -85,7 +85,7 @@ type Rule struct {
 	// the body, which must be there and, unless Value is empty, be Value.
 	Pointer, Value string
 	// Field is a header field, which must be there and, unless FieldValue is
-	// empty, be FieldValue.
+	// empty, be FieldValue in upper or lower case.
 	Field, FieldValue string
 	// Replayed says that the answer must be marked as a replay.
 	Replayed bool
@@ -343,7 +343,7 @@ func (r *Rule) matches(status int, h http.Header, document jsonpointer.Document,
 			return false
 		}
 	}
-	return r.Field == "" || h.Get(r.Field) != "" && (r.FieldValue == "" || h.Get(r.Field) == r.FieldValue)
+	return r.Field == "" || h.Get(r.Field) != "" && (r.FieldValue == "" || strings.EqualFold(h.Get(r.Field), r.FieldValue))
 }
 
 // hint returns how long an answer asks to wait.

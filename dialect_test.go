@@ -226,6 +226,7 @@ func TestRulesGiveAnswersTheirMeaning(t *testing.T) {
 		"any value":                 {idem.Rule{Pointer: "/error/code"}, true},
 		"a place that is not there": {idem.Rule{Pointer: "/code"}, false},
 		"field":                     {idem.Rule{Field: "should-retry", FieldValue: "false"}, true},
+		"field in another case":     {idem.Rule{Field: "Should-Retry", FieldValue: "FALSE"}, true},
 		"another field value":       {idem.Rule{Field: "Should-Retry", FieldValue: "true"}, false},
 		"any field value":           {idem.Rule{Field: "Should-Retry"}, true},
 		"a field that is not there": {idem.Rule{Field: "X-None"}, false},
