@@ -1,7 +1,9 @@
 # Everything here is plain Go; the only thing that is not is the servers that
 # the tests start, which .ci/servers installs where it can.
 
-PACKAGES ?= ./...
+LINTER := go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+# Nested modules keep what only they need out of everybody's go.mod.
+MODULES := $(dir $(shell git ls-files '*go.mod'))
 
 .DEFAULT_GOAL := help
 .PHONY: help test lint check fuzz cover servers
@@ -10,10 +12,14 @@ help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 test: servers ## Run all tests, with the race detector and in random order
-	go test -race -shuffle=on -count=1 $(PACKAGES)
+	@for module in $(MODULES); do \
+		echo "go test -race ./... in $$module" && (cd $$module && go test -race -shuffle=on -count=1 ./...) || exit 1; \
+	done
 
 lint: ## Run golangci-lint
-	go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0 run
+	@for module in $(MODULES); do \
+		echo "golangci-lint in $$module" && (cd $$module && $(LINTER) run -c $(CURDIR)/.golangci.yml) || exit 1; \
+	done
 
 check: test lint ## Run what CI runs
 
@@ -21,7 +27,7 @@ fuzz: ## Fuzz every parser for 20 s each
 	.ci/fuzz 20s
 
 cover: servers ## Show the test coverage of each package, and write cover.out
-	go test -count=1 -coverprofile=cover.out -coverpkg=./... $(PACKAGES) | grep -v 'no test files'
+	go test -count=1 -coverprofile=cover.out -coverpkg=./... ./... | grep -v 'no test files'
 	go tool cover -func=cover.out | tail -n 1
 
 servers: ## Install the servers that the tests start, where that is possible
