@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/idemhttp/idem/internal/bounded"
 	"github.com/idemhttp/idem/internal/keyfield"
 )
 
@@ -194,7 +195,7 @@ func (x *exchange) readBody() refusal {
 	if x.r.Body == nil {
 		return refusal{}
 	}
-	body, err := io.ReadAll(http.MaxBytesReader(x.w, x.r.Body, x.maxBody))
+	body, err := bounded.Read(nil, http.MaxBytesReader(x.w, x.r.Body, x.maxBody), x.r.ContentLength, x.maxBody)
 	var limit *http.MaxBytesError
 	if errors.As(err, &limit) {
 		tooLarge.detail = fmt.Sprintf("The body may have at most %d bytes.", limit.Limit)

@@ -344,15 +344,31 @@ func newServiceOn(s *service, handler http.HandlerFunc) *service {
 	return newService(func(mw *server.Middleware) { mw.Store = s.store }, handler)
 }
 
-func TestAnUploadThatIsTooLargeTakesBoundedMemory(t *testing.T) { //nolint:paralleltest // measures allocations
-	s := newService(nil, created)
-	r := httptest.NewRequest("POST", "/files", io.LimitReader(zeros{}, 10<<30))
-	r.Header.Set("Idempotency-Key", "key")
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
-	require.Equal(t, http.StatusRequestEntityTooLarge, serve(s, r).Code)
-	runtime.ReadMemStats(&after)
-	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(8<<20))
+func TestAnUploadTakesLessThanTwiceItsLimit(t *testing.T) { //nolint:paralleltest // measures allocations
+	const limit = 1 << 20
+	for name, c := range map[string]struct {
+		size   int64
+		known  bool
+		status int
+	}{
+		"at the limit":          {limit, true, 201},
+		"at the limit, chunked": {limit, false, 201},
+		"over it":               {limit + 1, true, 413},
+		"over it, chunked":      {10 << 30, false, 413},
+	} {
+		s := newService(nil, created)
+		r := httptest.NewRequest("POST", "/files", io.LimitReader(zeros{}, c.size))
+		r.Header.Set("Idempotency-Key", "key")
+		if c.known {
+			r.ContentLength = c.size
+		}
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		status := serve(s, r).Code
+		runtime.ReadMemStats(&after)
+		require.Equal(t, c.status, status, name)
+		require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(2*limit), name)
+	}
 }
 
 func TestAnIncompleteUploadDoesNotClaimTheKey(t *testing.T) {
