@@ -265,3 +265,53 @@ func comesToOwn(t *testing.T, store server.Store, req server.ClaimRequest) (clai
 	releaseLater(t, claim)
 	return claim, time.Since(began)
 }
+
+func TestProcessThatHangsInItsTransactionLosesIt(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	hung := open(t, pgstore.Transactional, db.With("idle_in_transaction_session_timeout", "500"))
+	clean := open(t, pgstore.Transactional, db)
+	claim, ctx := begun(t, hung, request("key"))
+	done(t, ctx, "key")
+	rec := found(t, clean, request("key"))
+	require.Equal(t, server.Processing, rec.Status)
+	require.Equal(t, claim.Operation.ID, rec.Operation)
+	next, _ := comesToOwn(t, clean, request("key"))
+	require.Equal(t, claim.Operation, next.Operation)
+	done(t, next.Lease.Context(t.Context()), "key")
+	completed(t, next, answer(201, "next"))
+
+	_, err := claim.Lease.Complete(t.Context(), answer(201, "too late"), time.Hour)
+	require.ErrorIs(t, err, server.ErrRestart)
+	require.Equal(t, 1, effects(t, db, "key"))
+	require.Equal(t, "next", string(found(t, hung, request("key")).Response.Body))
+}
+
+// The new primary is a copy from before the operation, as an asynchronous
+// standby is that had not received it.
+func TestFailoverBeforeReplicationLosesEffectAndAnswerTogether(t *testing.T) {
+	t.Parallel()
+	for mode, newStore := range modes {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			primary, standby := newDB(t), newDB(t) // copies of one template
+			run := func(db *pgtest.DB) server.Record {
+				do := effect(inTransaction)
+				if mode == "lease" {
+					do = elsewhere(db.Pool(t))
+				}
+				rec, err := execute(t.Context(), open(t, newStore, db), request("key"), do)
+				require.NoError(t, err)
+				return rec
+			}
+			before := run(primary)
+			require.Empty(t, recorded(t, standby, "key"))
+			after := run(standby)
+			require.Equal(t, 1, effects(t, standby, "key"))
+			require.Equal(t, "completed", recorded(t, standby, "key"))
+			if mode == "transactional" {
+				require.Equal(t, before.Operation, after.Operation, "the downstream keys stay the same")
+			}
+		})
+	}
+}
