@@ -208,4 +208,3 @@ func (t propagating) RoundTrip(req *http.Request) (*http.Response, error) {
 	otel.GetTextMapPropagator().Inject(req.Context(), propagation.HeaderCarrier(traced.Header))
 	return t.base.RoundTrip(traced)
 }
-

@@ -2,6 +2,7 @@ package otelidem_test
 
 import (
 	"context"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
@@ -77,9 +78,7 @@ func TestOperationIsASpanAndEachAttemptAChildOfIt(t *testing.T) {
 	host, port, _ := strings.Cut(strings.TrimPrefix(srv.URL, "http://"), ":")
 	common := func(more map[string]string) map[string]string {
 		m := map[string]string{"http.request.method": "POST", "server.address": host, "server.port": port}
-		for k, v := range more {
-			m[k] = v
-		}
+		maps.Copy(m, more)
 		return m
 	}
 	require.Equal(t, "idem POST", operation.Name())
