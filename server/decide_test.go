@@ -78,6 +78,7 @@ func TestAverageFollowsSlowly(t *testing.T) {
 func TestEveryRefusalHasAProblemOfItsOwn(t *testing.T) {
 	t.Parallel()
 	statuses := map[Result]int{
+		ResultInFlight:      http.StatusAccepted,
 		ResultMissing:       http.StatusBadRequest,
 		ResultInvalid:       http.StatusBadRequest,
 		ResultNoAccount:     http.StatusUnauthorized,
@@ -94,22 +95,25 @@ func TestEveryRefusalHasAProblemOfItsOwn(t *testing.T) {
 	}
 	codes := map[string]bool{}
 	for result, status := range statuses {
-		p := standard(result)
+		p := result.refusal()
 		require.Equal(t, status, p.Status, result)
 		require.NotEmpty(t, p.Title, result)
 		require.False(t, codes[p.Code], result)
 		codes[p.Code] = true
 	}
-	for _, result := range []Result{ResultExecuted, ResultReplayed, ResultInFlight, ResultUnkeyed, ResultRecorded} {
-		require.Zero(t, standard(result), result)
+	for _, result := range []Result{ResultExecuted, ResultReplayed, ResultUnkeyed, ResultRecorded} {
+		require.Zero(t, result.refusal(), result)
 	}
 }
 
 func TestARefusalTellsNothingOfAnotherRequest(t *testing.T) {
 	t.Parallel()
 	rec := Record{Status: Completed, Operation: uuid.New(), Response: &Response{StatusCode: 201, NotKept: true}}
-	require.Equal(t, map[string]any{"operation_id": rec.Operation, "original_status": 201},
-		explain(verdict{result: ResultNotKept, record: rec}).members)
+	refused := explain(verdict{result: ResultNotKept, record: rec})
+	require.Equal(t, rec.Operation, refused.Operation)
+	require.Equal(t, 201, refused.OriginalStatus)
 	rec.Reused = true
-	require.Empty(t, explain(verdict{result: ResultReused, record: rec}).members)
+	refused = explain(verdict{result: ResultReused, record: rec})
+	require.Zero(t, refused.Operation)
+	require.Zero(t, refused.OriginalStatus)
 }

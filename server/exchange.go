@@ -8,12 +8,11 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
 	"unicode/utf8"
-
-	"github.com/google/uuid"
 
 	"github.com/idemhttp/idem/internal/bounded"
 	"github.com/idemhttp/idem/internal/keyfield"
@@ -33,6 +32,7 @@ type route struct {
 	maxStored      int64
 	maxBuffered    int64
 	maxWaiters     int
+	contract       Contract
 	logger         *slog.Logger
 	handled        average // how long the handler takes
 }
@@ -68,7 +68,7 @@ func (rt *route) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		rt.next.ServeHTTP(w, r)
 		return
 	}
-	if refused := x.admit(); refused.result != "" {
+	if refused := x.admit(); refused.Result != "" {
 		x.refuse(refused)
 		return
 	}
@@ -138,79 +138,85 @@ func (x *exchange) leave() {
 
 // admit takes the identity of the request and its whole body, or returns the
 // refusal.
-func (x *exchange) admit() refusal {
-	if refused := x.readKey(); refused.result != "" {
+func (x *exchange) admit() Refusal {
+	if refused := x.readKey(); refused.Result != "" {
 		return refused
 	}
-	if refused := x.readAccount(); refused.result != "" {
+	if refused := x.readAccount(); refused.Result != "" {
 		return refused
 	}
 	x.event.Operation.Account, x.event.Operation.Key = x.id.Account, x.id.Key
 	return x.readBody()
 }
 
-func (x *exchange) readKey() refusal {
+func (x *exchange) readKey() Refusal {
 	lines := x.r.Header[keyfield.Name]
 	if len(lines) == 0 {
-		return refusal{
-			result: ResultMissing,
-			detail: "Send an Idempotency-Key field with a new UUID, and the same one whenever this request is sent again.",
-		}
+		return ResultMissing.refusal().with(
+			"Send an Idempotency-Key field with a new UUID, and the same one whenever this request is sent again.")
 	}
 	key, err := keyfield.Parse(lines)
 	if err != nil {
-		return refusal{result: ResultInvalid, detail: "Idempotency-Key is refused: " + err.Error() + "."}
+		return ResultInvalid.refusal().with("Idempotency-Key is refused: " + err.Error() + ".")
 	}
 	x.id.Key, x.echo = key, Field{keyfield.Name, strings.TrimSpace(lines[0])}
-	return refusal{}
+	return Refusal{}
 }
 
-func (x *exchange) readAccount() refusal {
+func (x *exchange) readAccount() Refusal {
 	account, err := x.Account(x.r)
 	var chosen interface{ HTTPStatus() int }
 	switch {
 	case errors.Is(err, ErrNoAccount) || err == nil && account == "":
-		return refusal{result: ResultNoAccount, detail: "Authenticate, then send the request again with the same key."}
+		return ResultNoAccount.refusal().with("Authenticate, then send the request again with the same key.")
 	case errors.As(err, &chosen) && chosen.HTTPStatus() >= 400 && chosen.HTTPStatus() < 600:
-		return refusal{result: ResultRefused, status: chosen.HTTPStatus()}
+		refused := ResultRefused.refusal()
+		refused.Status = chosen.HTTPStatus()
+		return refused
 	case err != nil:
 		x.event.Err = err
-		return refusal{result: ResultAccountError, detail: retryDetail, retryAfter: retryAfterOutage}
+		refused := ResultAccountError.refusal().with(retryDetail)
+		refused.RetryAfter = retryAfterOutage
+		return refused
 	case !validAccount(account):
-		return refusal{result: ResultRefused, status: http.StatusBadRequest, detail: "The account has a name that cannot be used."}
+		refused := ResultRefused.refusal().with("The account has a name that cannot be used.")
+		refused.Status = http.StatusBadRequest
+		return refused
 	}
 	x.id.Account = account
-	return refusal{}
+	return Refusal{}
 }
 
 func validAccount(account string) bool {
 	return account != "" && len(account) <= 255 && !strings.Contains(account, "\x00") && utf8.ValidString(account)
 }
 
-func (x *exchange) readBody() refusal {
-	tooLarge := refusal{result: ResultTooLarge, detail: fmt.Sprintf("The body may have at most %d bytes.", x.maxBody)}
+func (x *exchange) readBody() Refusal {
 	if x.r.ContentLength > x.maxBody {
-		return tooLarge
+		return tooLarge(x.maxBody)
 	}
 	if x.r.Body == nil {
-		return refusal{}
+		return Refusal{}
 	}
 	body, err := bounded.Read(nil, http.MaxBytesReader(x.w, x.r.Body, x.maxBody), x.r.ContentLength, x.maxBody)
 	var limit *http.MaxBytesError
 	if errors.As(err, &limit) {
-		tooLarge.detail = fmt.Sprintf("The body may have at most %d bytes.", limit.Limit)
-		return tooLarge
+		return tooLarge(limit.Limit)
 	}
 	if err != nil {
 		x.event.Err = err
-		return refusal{result: ResultIncomplete, detail: "Nothing was done; send the whole request again with the same key."}
+		return ResultIncomplete.refusal().with("Nothing was done; send the whole request again with the same key.")
 	}
 	if len(body) == 0 && x.r.ContentLength > 0 {
 		x.logError("the body of a request has been read before the idempotency middleware saw it", errBodyRead)
-		return refusal{result: ResultMisconfigured, detail: misconfiguredDetail}
+		return ResultMisconfigured.refusal().with(misconfiguredDetail)
 	}
 	x.body = body
-	return refusal{}
+	return Refusal{}
+}
+
+func tooLarge(limit int64) Refusal {
+	return ResultTooLarge.refusal().with(fmt.Sprintf("The body may have at most %d bytes.", limit))
 }
 
 var errBodyRead = errors.New("idem: read the body inside of this middleware, or put another in its place")
@@ -230,12 +236,6 @@ func (x *exchange) request(ctx context.Context) *http.Request {
 // hangs up.
 func (x *exchange) detached() context.Context { return context.WithoutCancel(x.r.Context()) }
 
-const (
-	retryDetail         = "Send the request again with the same key."
-	misconfiguredDetail = "The log says what is wrong."
-	retryAfterOutage    = "1"
-)
-
 // answer sends what came of another claim than this exchange's.
 func (x *exchange) answer(v verdict) {
 	x.event.Result, x.event.Err = v.result, v.err
@@ -244,13 +244,19 @@ func (x *exchange) answer(v verdict) {
 		x.event.StatusCode = v.record.Response.StatusCode
 		_ = replay(x.w, x.r, *v.record.Response, x.echo, Field{keyfield.Replayed, "true"})
 	case ResultInFlight:
-		x.event.StatusCode = http.StatusAccepted
-		x.w.Header().Set(x.echo.Name, x.echo.Value)
-		operation, leaseUntil := x.flight.noted()
-		writeProcessing(x.w, operation, retryAfter(x.handled.value(), x.leaseLeft(leaseUntil)))
+		x.refuse(x.inFlight())
 	default:
 		x.refuse(explain(v))
 	}
+}
+
+// inFlight tells of another attempt what is known of it.
+func (x *exchange) inFlight() Refusal {
+	refused := ResultInFlight.refusal().with(retryDetail)
+	operation, leaseUntil := x.flight.noted()
+	refused.Operation = operation
+	refused.RetryAfter = strconv.Itoa(retryAfter(x.handled.value(), x.leaseLeft(leaseUntil)))
+	return refused
 }
 
 func (x *exchange) leaseLeft(until time.Time) time.Duration {
@@ -268,38 +274,18 @@ func retryAfter(usual, leaseLeft time.Duration) int {
 	return int(max(0, min(seconds, leaseLeft/time.Second)))
 }
 
-// explain says what a program or its author can do about a verdict.
-func explain(v verdict) refusal {
-	refused := refusal{result: v.result}
-	switch v.result {
-	case ResultReused:
-		refused.detail = "A new operation needs a new key; to repeat the earlier one, send exactly the same request."
-	case ResultNotKept:
-		refused.detail = "The operation was executed once and will not be again; look its result up by other means."
-		refused.members = map[string]any{"original_status": v.record.Response.StatusCode}
-	case ResultIndeterminate:
-		refused.detail = "The server was lost while it executed the operation. Find out what became of it before sending it with a new key."
-	default:
-		refused.detail, refused.retryAfter = retryDetail, retryAfterOutage
-	}
-	if v.record.Operation != uuid.Nil && !v.record.Reused {
-		if refused.members == nil {
-			refused.members = map[string]any{}
-		}
-		refused.members["operation_id"] = v.record.Operation
-	}
-	return refused
-}
-
-func (x *exchange) refuse(f refusal) {
-	x.event.Result = f.result
-	if f.result == ResultAccountError {
+// refuse answers in place of the handler.
+func (x *exchange) refuse(r Refusal) {
+	x.event.Result = r.Result
+	if r.Result == ResultAccountError {
 		x.logError("the account of a request could not be determined", x.event.Err)
 	}
 	if x.echo.Name != "" {
 		x.w.Header().Set(x.echo.Name, x.echo.Value)
 	}
-	x.event.StatusCode = f.write(x.w)
+	resp := x.contract(r)
+	x.event.StatusCode = resp.StatusCode
+	reply(x.w, resp)
 }
 
 func (x *exchange) logError(msg string, err error) {

@@ -160,7 +160,9 @@ func (x *exchange) fail(rec *recorder, broken error) {
 	}
 	x.event.Result = ResultFailed
 	if broken != nil && !rec.gone() {
-		x.refuse(refusal{result: ResultFailed, detail: "No answer was kept. " + retryDetail})
+		refused := ResultFailed.refusal().with("No answer was kept. " + retryDetail)
+		refused.RetryAfter = retryAfterOutage
+		x.refuse(refused)
 		return
 	}
 	x.send(rec)

@@ -67,6 +67,8 @@ type Middleware struct {
 	// Takeover says what becomes of an operation whose attempt was lost. The
 	// zero value runs it again.
 	Takeover Takeover
+	// Contract words what the middleware itself answers. Nil means [Standard].
+	Contract Contract
 
 	// HandlerTimeout ends the context of the handler, which does not end when
 	// the client hangs up. Zero means 2 min; see [NoTimeout].
@@ -181,7 +183,7 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 	if err != nil {
 		cmp.Or(m.Logger, slog.Default()).Error("the idempotency middleware is misconfigured", "error", err)
 		return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			refusal{result: ResultMisconfigured, detail: misconfiguredDetail}.write(w)
+			reply(w, m.contract()(ResultMisconfigured.refusal().with(misconfiguredDetail)))
 		})
 	}
 	wait := cmp.Or(m.Wait, time.Second)
@@ -201,6 +203,7 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 		maxStored:      cmp.Or(m.MaxStored, 1<<20),
 		maxBuffered:    cmp.Or(m.MaxBuffered, 8<<20),
 		maxWaiters:     cmp.Or(m.MaxWaiters, 1024),
+		contract:       m.contract(),
 		logger:         cmp.Or(m.Logger, slog.Default()),
 	}
 }
@@ -210,6 +213,13 @@ const (
 	defaultTTL          = 48 * time.Hour
 	defaultStoreTimeout = time.Second
 )
+
+func (m *Middleware) contract() Contract {
+	if m.Contract == nil {
+		return Standard
+	}
+	return m.Contract
+}
 
 func (m *Middleware) methods() []string {
 	if m.Methods == nil {
