@@ -82,27 +82,6 @@ func randomRequest() *http.Request {
 	return r
 }
 
-// labelValues returns the values of each label of c.
-func labelValues(t *testing.T, c prometheus.Collector) map[string]map[string]bool {
-	t.Helper()
-	registry := prometheus.NewRegistry()
-	require.NoError(t, registry.Register(c))
-	families, err := registry.Gather()
-	require.NoError(t, err)
-	values := make(map[string]map[string]bool)
-	for _, family := range families {
-		for _, metric := range family.GetMetric() {
-			for _, label := range metric.GetLabel() {
-				if values[label.GetName()] == nil {
-					values[label.GetName()] = make(map[string]bool)
-				}
-				values[label.GetName()][label.GetValue()] = true
-			}
-		}
-	}
-	return values
-}
-
 // The pattern of a request may be set by something else than a ServeMux.
 func TestRoutesAreBounded(t *testing.T) {
 	t.Parallel()
@@ -165,11 +144,7 @@ func TestHistogramsHaveClassicAndNativeBuckets(t *testing.T) {
 	t.Parallel()
 	m := metrics.New(metrics.Config{})
 	m.ObserveCleanup(t.Context(), server.CleanupEvent{Took: 300 * time.Millisecond})
-	registry := prometheus.NewRegistry()
-	require.NoError(t, registry.Register(m))
-	families, err := registry.Gather()
-	require.NoError(t, err)
-	for _, family := range families {
+	for _, family := range gather(t, m) {
 		if family.GetName() == "idem_cleanup_duration_seconds" {
 			histogram := family.GetMetric()[0].GetHistogram()
 			require.Len(t, histogram.GetBucket(), 16)

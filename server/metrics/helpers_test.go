@@ -17,6 +17,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	dto "github.com/prometheus/client_model/go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/idemhttp/idem/server"
@@ -109,6 +110,47 @@ func exposition(t *testing.T, c prometheus.Collector) string {
 	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 	require.Equal(t, http.StatusOK, w.Code, w.Body)
 	return w.Body.String()
+}
+
+func gather(t *testing.T, c prometheus.Collector) []*dto.MetricFamily {
+	t.Helper()
+	registry := prometheus.NewRegistry()
+	require.NoError(t, registry.Register(c))
+	families, err := registry.Gather()
+	require.NoError(t, err)
+	return families
+}
+
+// labelValues returns the values of each label of c.
+func labelValues(t *testing.T, c prometheus.Collector) map[string]map[string]bool {
+	t.Helper()
+	values := make(map[string]map[string]bool)
+	for _, family := range gather(t, c) {
+		for _, metric := range family.GetMetric() {
+			for _, label := range metric.GetLabel() {
+				if values[label.GetName()] == nil {
+					values[label.GetName()] = make(map[string]bool)
+				}
+				values[label.GetName()][label.GetValue()] = true
+			}
+		}
+	}
+	return values
+}
+
+// sampleNames returns the names by which Prometheus knows the metrics of c.
+func sampleNames(t *testing.T, c prometheus.Collector) map[string]bool {
+	t.Helper()
+	names := make(map[string]bool)
+	for _, family := range gather(t, c) {
+		names[family.GetName()] = true
+		if family.GetType() == dto.MetricType_HISTOGRAM {
+			for _, suffix := range []string{"_bucket", "_sum", "_count"} {
+				names[family.GetName()+suffix] = true
+			}
+		}
+	}
+	return names
 }
 
 // shop is the reference server with metrics of its payments, in a bubble of
