@@ -59,7 +59,8 @@
 // which has to drop Content-Length and Content-Digest, since both are about the
 // bytes as they were. [http.TimeoutHandler] stands outside too: inside, it would
 // give up an attempt that goes on. What validates or routes may stand on either
-// side.
+// side. A request is guarded once: inside of another middleware that has claimed
+// its key this one refuses it.
 //
 // # Work that is not HTTP
 //

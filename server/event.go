@@ -27,7 +27,7 @@ const (
 	ResultTooLarge      Result = "too_large"     // 413: the body is over MaxBody
 	ResultIncomplete    Result = "incomplete"    // 400: the body could not be read to its end
 	ResultStoreError    Result = "store_error"   // 503: the store failed, nothing was executed or nothing is durable
-	ResultMisconfigured Result = "misconfigured" // 500: the body was read before the middleware saw it
+	ResultMisconfigured Result = "misconfigured" // 500: the body was read outside, or another middleware guards the request already
 
 	// ResultRecorded and ResultUnrecorded are the results of no request, but
 	// of a completion that had been Pending: it was written at last, or given

@@ -146,7 +146,23 @@ func (x *exchange) admit() Refusal {
 		return refused
 	}
 	x.event.Operation.Account, x.event.Operation.Key = x.id.Account, x.id.Key
+	if outer, guarded := OperationFrom(x.r.Context()); guarded && (ID{outer.Account, outer.Key}) == x.id {
+		return x.misplaced(errGuardedTwice)
+	}
 	return x.readBody()
+}
+
+var (
+	errGuardedTwice = errors.New("idem: another middleware outside guards the request already; use one of the two")
+	errBodyRead     = errors.New("idem: the body was read outside of this middleware; read it inside, or put another in its place")
+)
+
+// misplaced refuses a request that can never be executed because of where this
+// middleware stands.
+func (x *exchange) misplaced(err error) Refusal {
+	x.event.Err = err
+	x.logError("the idempotency middleware is misplaced", err)
+	return ResultMisconfigured.refusal().with(misconfiguredDetail)
 }
 
 func (x *exchange) readKey() Refusal {
@@ -208,8 +224,7 @@ func (x *exchange) readBody() Refusal {
 		return ResultIncomplete.refusal().with("Nothing was done; send the whole request again with the same key.")
 	}
 	if len(body) == 0 && x.r.ContentLength > 0 {
-		x.logError("the body of a request has been read before the idempotency middleware saw it", errBodyRead)
-		return ResultMisconfigured.refusal().with(misconfiguredDetail)
+		return x.misplaced(errBodyRead)
 	}
 	x.body = body
 	return Refusal{}
@@ -218,8 +233,6 @@ func (x *exchange) readBody() Refusal {
 func tooLarge(limit int64) Refusal {
 	return ResultTooLarge.refusal().with(fmt.Sprintf("The body may have at most %d bytes.", limit))
 }
-
-var errBodyRead = errors.New("idem: read the body inside of this middleware, or put another in its place")
 
 // request is what the handler gets, in a copy of its own.
 func (x *exchange) request(ctx context.Context) *http.Request {

@@ -9,8 +9,9 @@ import (
 	"math"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
+
+	"github.com/idemhttp/idem/internal/rfc9110"
 )
 
 // NoWait and NoTimeout are for the fields of [Middleware] whose zero value
@@ -127,7 +128,7 @@ func (m *Middleware) Validate() error {
 	wrong(m.Store == nil, "Store", "is nil: set it to a pgstore, or to a memstore while trying things out")
 	wrong(m.Account == nil, "Account", "is nil: set it to a function that returns the authenticated account of a request")
 	for _, method := range m.Methods {
-		wrong(safe(method), "Methods", fmt.Sprintf("has %q: leave safe methods out, they may be repeated as they are", method))
+		wrong(rfc9110.IsSafe(method), "Methods", fmt.Sprintf("has %q: leave safe methods out, they may be repeated as they are", method))
 	}
 	for _, d := range []struct {
 		field string
@@ -156,15 +157,6 @@ func (m *Middleware) Validate() error {
 	}
 	wrong(m.Takeover > Refuse, "Takeover", fmt.Sprintf("is %d: set it to Rerun or Refuse", m.Takeover))
 	return errors.Join(errs...)
-}
-
-// safe reports whether a method only reads (RFC 9110, section 9.2.1).
-func safe(method string) bool {
-	switch strings.ToUpper(method) {
-	case "", http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace:
-		return true
-	}
-	return false
 }
 
 // Handler returns a handler that guards next. If m is not valid, the handler

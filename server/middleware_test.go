@@ -426,7 +426,26 @@ func TestABodyThatWasReadOutsideIsNotTakenForEmpty(t *testing.T) {
 	}, created)
 	requireProblem(t, serve(s, post(`{"amount":1}`)), http.StatusInternalServerError, "MIDDLEWARE_MISCONFIGURED")
 	require.Zero(t, s.runs.Load())
-	require.Contains(t, s.log.String(), "has been read")
+	require.Contains(t, s.log.String(), "was read outside")
+}
+
+// Both would wait for each other, and the answer "in flight" would be kept.
+func TestARequestIsNotGuardedTwice(t *testing.T) {
+	t.Parallel()
+	s := newService(nil, created)
+	outside := newServiceOn(s, s.ServeHTTP)
+	requireProblem(t, serve(outside, post("{}")), http.StatusInternalServerError, "MIDDLEWARE_MISCONFIGURED")
+	require.Equal(t, server.ResultMisconfigured, s.lastEvent().Result)
+	require.Equal(t, server.ResultFailed, outside.lastEvent().Result)
+	require.Contains(t, s.log.String(), "guards the request already")
+	require.Zero(t, s.runs.Load())
+	require.Equal(t, "attempt 2", serve(s, post("{}")).Body.String(), "the key is free again")
+
+	another := newServiceOn(s, func(w http.ResponseWriter, r *http.Request) {
+		r.Header.Set("Idempotency-Key", "another")
+		s.ServeHTTP(w, r)
+	})
+	require.Equal(t, "attempt 1", serve(another, request("POST", "/payments", "one", "{}")).Body.String(), "another operation is none of this")
 }
 
 func TestTheHandlerSeesTheWholeRequest(t *testing.T) {

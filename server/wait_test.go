@@ -386,8 +386,9 @@ func TestConcurrentDuplicatesAreExecutedOnce(t *testing.T) {
 			runtime.Gosched()
 			_, _ = io.Copy(w, r.Body)
 		}
-		a := newService(nil, handler)
-		b := newServiceOn(a, handler)
+		patient := func(mw *server.Middleware) { mw.Wait = time.Minute } // however busy the machine is
+		a := newService(patient, handler)
+		b := newService(func(mw *server.Middleware) { patient(mw); mw.Store = a.store }, handler)
 		key := strconv.Itoa(round)
 		var wg sync.WaitGroup
 		start := make(chan struct{})
