@@ -20,15 +20,22 @@ const (
 func URL(u *url.URL) string { return u.Scheme + "://" + u.Host + u.EscapedPath() }
 
 // Secrets returns what must not be printed of a request to u with fields h: the
-// password, the query, the fragment, and the values of the fields for which
-// secret says so.
+// credentials, the query, the fragment, and the values of the fields for which
+// secret says so; those of u both as they read and as they are spelled there.
 func Secrets(u *url.URL, h http.Header, secret func(name string) bool) []string {
-	secrets := []string{u.RawQuery, u.Fragment}
+	secrets := []string{u.RawQuery, u.Fragment, u.EscapedFragment()}
+	if u.User != nil {
+		secrets = append(secrets, u.User.String())
+	}
 	if password, ok := u.User.Password(); ok {
-		secrets = append(secrets, password)
+		secrets = append(secrets, password, url.UserPassword("", password).String()[1:])
 	}
 	for _, values := range u.Query() {
 		secrets = append(secrets, values...)
+	}
+	for pair := range strings.SplitSeq(u.RawQuery, "&") {
+		_, value, _ := strings.Cut(pair, "=")
+		secrets = append(secrets, value)
 	}
 	for name, values := range h {
 		if !secret(name) {
