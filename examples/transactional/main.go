@@ -1,12 +1,10 @@
-// Command transactional is a shop whose orders and their answers commit
-// together. With a PostgreSQL database that may be written to:
+// Command transactional sells cups. An order, the cups that it takes from the
+// shelf, and the answer that says so are one transaction of one database:
 //
-//	go run ./examples/transactional postgres://postgres@127.0.0.1/postgres
-//	curl -i -X POST http://127.0.0.1:8081/orders -H 'Idempotency-Key: order-1042' -H 'X-Account-Id: anna' \
-//	    -H 'Content-Type: application/json' -d '{"item":"book","pieces":2}'
+//	go run ./examples/transactional postgres://user@host/database
 //
-// However often the second is repeated, and whatever dies in between, the stock
-// falls by two.
+// The handler, [shop.order], is all that a service has to write. The tables of
+// the shop are in a schema called cups, made anew with every run.
 package main
 
 import (
@@ -14,13 +12,17 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"os"
+	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/idemhttp/idem"
 	"github.com/idemhttp/idem/server"
 	"github.com/idemhttp/idem/server/pgstore"
 )
@@ -30,38 +32,43 @@ func main() {
 		fmt.Fprintln(os.Stderr, "usage: transactional DATABASE-URL")
 		os.Exit(2)
 	}
-	if err := run(context.Background(), os.Args[1]); err != nil {
+	if err := run(context.Background(), os.Stdout, os.Args[1]); err != nil {
 		fmt.Fprintln(os.Stderr, "transactional:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, database string) error {
-	pool, err := pgstore.Open(ctx, database)
+const schema = `
+DROP SCHEMA IF EXISTS cups CASCADE;
+CREATE SCHEMA cups;
+CREATE TABLE cups.orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, cups int NOT NULL);
+CREATE TABLE cups.shelf (cups int NOT NULL CHECK (cups >= 0));
+INSERT INTO cups.shelf VALUES (5)`
+
+// run opens a shop on the database, and buys there.
+func run(ctx context.Context, out io.Writer, url string) error {
+	pool, err := pgstore.Open(ctx, url)
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
-	handler, err := newShop(ctx, pool)
+	if err := pgstore.Migrate(ctx, pool); err != nil {
+		return err
+	}
+	if _, err := pool.Exec(ctx, schema); err != nil {
+		return err
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
 	}
-	shop := &http.Server{Addr: "127.0.0.1:8081", Handler: handler, ReadHeaderTimeout: time.Second}
-	return shop.ListenAndServe()
+	web := &http.Server{Handler: newShop(pool), ReadHeaderTimeout: time.Second}
+	go func() { _ = web.Serve(listener) }() // until Close
+	defer web.Close()
+	return buy(ctx, out, "http://"+listener.Addr().String(), pool)
 }
 
-const schema = `
-CREATE TABLE IF NOT EXISTS stock (item text PRIMARY KEY, pieces integer NOT NULL CHECK (pieces >= 0));
-CREATE TABLE IF NOT EXISTS orders (id uuid PRIMARY KEY, item text NOT NULL, pieces integer NOT NULL);
-INSERT INTO stock VALUES ('book', 10) ON CONFLICT DO NOTHING;`
-
-func newShop(ctx context.Context, pool *pgxpool.Pool) (http.Handler, error) {
-	if err := pgstore.Migrate(ctx, pool); err != nil {
-		return nil, err
-	}
-	if _, err := pool.Exec(ctx, schema); err != nil {
-		return nil, err
-	}
+func newShop(pool *pgxpool.Pool) http.Handler {
 	guard := &server.Middleware{
 		Store: pgstore.Transactional(pool),
 		Account: func(r *http.Request) (string, error) {
@@ -69,42 +76,70 @@ func newShop(ctx context.Context, pool *pgxpool.Pool) (http.Handler, error) {
 		},
 	}
 	mux := http.NewServeMux()
-	mux.Handle("POST /orders", guard.Handler(http.HandlerFunc(createOrder)))
-	return mux, nil
+	mux.Handle("POST /orders", guard.Handler(http.HandlerFunc(new(shop).order)))
+	return mux
 }
 
-var errSoldOut = errors.New("sold out")
+type shop struct{ courierCalled atomic.Bool }
 
-func createOrder(w http.ResponseWriter, r *http.Request) {
-	var order struct {
-		Item   string `json:"item"`
-		Pieces int    `json:"pieces"`
-	}
-	if err := json.NewDecoder(r.Body).Decode(&order); err != nil || order.Pieces < 1 {
-		http.Error(w, "an order has an item and at least one piece", http.StatusBadRequest)
+// Order is what the shop takes and returns.
+type Order struct {
+	ID   int64 `json:"id,omitempty"`
+	Cups int   `json:"cups"`
+	Rush bool  `json:"rush,omitempty"`
+}
+
+// order sells cups. Nobody has to undo anything here: what is done through tx
+// is durable if the answer is 201, and never was if it is anything else.
+func (s *shop) order(w http.ResponseWriter, r *http.Request) {
+	var o Order
+	if err := json.NewDecoder(r.Body).Decode(&o); err != nil || o.Cups < 1 {
+		http.Error(w, "say how many cups", http.StatusBadRequest)
 		return
 	}
-	op, _ := server.OperationFrom(r.Context())
-	tx := pgstore.Tx(r.Context()) // commits with the answer below, or not at all
-	err := take(r.Context(), tx, order.Item, order.Pieces)
+	tx := pgstore.Tx(r.Context())
+	err := tx.QueryRow(r.Context(), `INSERT INTO cups.orders (cups) VALUES ($1) RETURNING id`, o.Cups).Scan(&o.ID)
 	if err == nil {
-		_, err = tx.Exec(r.Context(), "INSERT INTO orders VALUES ($1, $2, $3)", op.ID, order.Item, order.Pieces)
+		_, err = tx.Exec(r.Context(), `UPDATE cups.shelf SET cups = cups - $1`, o.Cups)
 	}
 	switch {
-	case errors.Is(err, errSoldOut): // 4xx: kept and replayed, without effects
-		http.Error(w, err.Error(), http.StatusUnprocessableEntity)
-	case err != nil: // 5xx: not kept; when the client tries again, so does this handler
-		http.Error(w, "the order could not be taken", http.StatusInternalServerError)
-	default: // 2xx: kept with its effects
+	case soldOut(err): // kept and replayed, like 201
+		http.Error(w, "not so many cups are left", http.StatusUnprocessableEntity)
+	case err != nil || o.Rush && !s.callCourier(): // not kept: the client's retry runs again
+		http.Error(w, "try again", http.StatusServiceUnavailable)
+	default:
 		w.WriteHeader(http.StatusCreated)
-		fmt.Fprintf(w, "order %s\n", op.ID)
+		_ = json.NewEncoder(w).Encode(o) // the client asks again for what it did not get
 	}
 }
 
-func take(ctx context.Context, tx pgx.Tx, item string, pieces int) error {
-	taken, err := tx.Exec(ctx, "UPDATE stock SET pieces = pieces - $2 WHERE item = $1 AND pieces >= $2", item, pieces)
-	if err == nil && taken.RowsAffected() == 0 {
-		return errSoldOut
+// soldOut reports whether the check of cups.shelf was what failed.
+func soldOut(err error) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && pgErr.Code == "23514"
+}
+
+// callCourier fails the first time.
+func (s *shop) callCourier() bool { return s.courierCalled.Swap(true) }
+
+// buy sends some orders, each of them twice, and then looks into the books.
+func buy(ctx context.Context, out io.Writer, url string, pool *pgxpool.Pool) error {
+	client := &idem.Client{BaseURL: url, Header: http.Header{"X-Account-Id": {"anna"}}}
+	for _, o := range []Order{{Cups: 2}, {Cups: 9}, {Cups: 1, Rush: true}} {
+		op, err := idem.NewOperation("POST", "/orders", o)
+		if err != nil {
+			return err
+		}
+		for range 2 {
+			res, err := idem.Send[Order](ctx, client, op)
+			if err != nil && idem.OutcomeOf(err) != idem.Rejected {
+				return err
+			}
+			fmt.Fprintf(out, "cups: %d, status: %d, attempts: %d, replayed: %t\n", o.Cups, res.StatusCode, res.Attempts, res.Replayed)
+		}
 	}
+	var orders, sold, left int
+	err := pool.QueryRow(ctx, `SELECT count(*), sum(o.cups), min(s.cups) FROM cups.orders o, cups.shelf s`).Scan(&orders, &sold, &left)
+	fmt.Fprintf(out, "orders: %d, cups sold: %d, cups left: %d\n", orders, sold, left)
 	return err
 }

@@ -1,9 +1,7 @@
 package main
 
 import (
-	"net/http"
-	"net/http/httptest"
-	"strings"
+	"bytes"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -11,36 +9,19 @@ import (
 	"github.com/idemhttp/idem/internal/pgtest"
 )
 
-func TestOrderIsTakenOnce(t *testing.T) {
+func TestEveryOrderIsBookedOnceOrNotAtAll(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
-	shop, err := newShop(t.Context(), db.Pool(t))
-	require.NoError(t, err)
-	order := func(key, body string) *httptest.ResponseRecorder {
-		r := httptest.NewRequest(http.MethodPost, "/orders", strings.NewReader(body))
-		r.Header.Set("Content-Type", "application/json")
-		r.Header.Set("Idempotency-Key", key)
-		r.Header.Set("X-Account-Id", "anna")
-		w := httptest.NewRecorder()
-		shop.ServeHTTP(w, r)
-		return w
-	}
-
-	first := order("order-1", `{"item":"book","pieces":2}`)
-	require.Equal(t, http.StatusCreated, first.Code, first.Body.String())
-	again := order("order-1", `{ "pieces": 2, "item": "book" }`)
-	require.Equal(t, http.StatusCreated, again.Code)
-	require.Equal(t, first.Body.String(), again.Body.String())
-	require.Equal(t, "true", again.Header().Get("Idempotent-Replayed"))
-	require.Equal(t, 8, pgtest.Value[int](t, db, "SELECT pieces FROM stock"))
-
 	for range 2 {
-		soldOut := order("order-2", `{"item":"book","pieces":9}`)
-		require.Equal(t, http.StatusUnprocessableEntity, soldOut.Code)
-		require.Equal(t, "sold out\n", soldOut.Body.String())
+		var out bytes.Buffer
+		require.NoError(t, run(t.Context(), &out, db.URL))
+		require.Equal(t, `cups: 2, status: 201, attempts: 1, replayed: false
+cups: 2, status: 201, attempts: 1, replayed: true
+cups: 9, status: 422, attempts: 1, replayed: false
+cups: 9, status: 422, attempts: 1, replayed: true
+cups: 1, status: 201, attempts: 2, replayed: false
+cups: 1, status: 201, attempts: 1, replayed: true
+orders: 2, cups sold: 3, cups left: 2
+`, out.String())
 	}
-	require.Equal(t, 8, pgtest.Value[int](t, db, "SELECT pieces FROM stock"))
-	require.Equal(t, 1, pgtest.Value[int](t, db, "SELECT count(*) FROM orders"))
-	require.Equal(t, http.StatusConflict, order("order-1", `{"item":"book","pieces":3}`).Code)
-	require.Equal(t, http.StatusBadRequest, order("order-3", `{"item":"book"}`).Code)
 }
