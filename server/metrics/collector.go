@@ -35,9 +35,10 @@ import (
 // Config configures a [Collector]. The zero value is one that does not ask a
 // store.
 type Config struct {
-	// Store is asked for what it holds when metrics are scraped. Nil leaves
-	// those metrics out. Where many processes share a large store, let one of
-	// them ask: all of them would be told the same.
+	// Store is asked for what it holds when metrics are scraped. If it is nil,
+	// or answers with [errors.ErrUnsupported], these metrics are left out.
+	// Where many processes share a large store, let one of them ask: all of
+	// them would be told the same.
 	Store server.Stater
 	// StoreTimeout bounds each question, and with it the scrape. Zero means
 	// 5 s.

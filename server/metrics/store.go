@@ -3,6 +3,7 @@ package metrics
 import (
 	"cmp"
 	"context"
+	"errors"
 	"log/slog"
 	"time"
 
@@ -33,7 +34,7 @@ type storeStats struct {
 	took   time.Duration
 	stats  server.Stats
 	err    error
-	errors int
+	failed int // questions
 }
 
 func newStoreStats(c Config) *storeStats {
@@ -60,7 +61,7 @@ func (s *storeStats) Collect(ch chan<- prometheus.Metric) {
 	if s.asked.IsZero() || time.Since(s.asked) >= s.interval {
 		s.ask()
 	}
-	ch <- prometheus.MustNewConstMetric(scrapeErrsDesc, prometheus.CounterValue, float64(s.errors))
+	ch <- prometheus.MustNewConstMetric(scrapeErrsDesc, prometheus.CounterValue, float64(s.failed))
 	gauge(ch, askedDesc, s.took.Seconds())
 	if s.err != nil {
 		return
@@ -80,8 +81,8 @@ func (s *storeStats) ask() {
 	s.stats, s.err = s.store.Stats(ctx)
 	s.asked = time.Now()
 	s.took = s.asked.Sub(start)
-	if s.err != nil {
-		s.errors++
+	if s.err != nil && !errors.Is(s.err, errors.ErrUnsupported) {
+		s.failed++
 		s.logger.ErrorContext(ctx, "the idempotency store could not be asked for its metrics", "error", s.err)
 	}
 }

@@ -3,6 +3,8 @@ package metrics_test
 import (
 	"bytes"
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -61,13 +63,28 @@ func TestAStoreThatFailsSaysNothingElse(t *testing.T) {
 		Logger:        slog.New(slog.NewTextHandler(&log, nil)),
 	})
 	m.Observe(t.Context(), server.Event{Result: server.ResultExecuted, Method: "POST"})
-	for _, errors := range []string{"1", "2"} {
+	for _, times := range []string{"1", "2"} {
 		text := exposition(t, m)
-		require.Contains(t, text, "\nidem_store_scrape_errors_total "+errors+"\n")
+		require.Contains(t, text, "\nidem_store_scrape_errors_total "+times+"\n")
 		require.NotRegexp(t, `idem_store_(records|bytes|oldest|cleanup)`, text)
 		require.Contains(t, text, `result="executed"`, "everything else is shown")
 	}
 	require.Equal(t, 2, bytes.Count(log.Bytes(), []byte("the store is down")))
+}
+
+func TestAStoreThatCannotTellIsNoFailure(t *testing.T) {
+	t.Parallel()
+	var log bytes.Buffer
+	m := metrics.New(metrics.Config{
+		Store: stater(func(context.Context) (server.Stats, error) {
+			return server.Stats{}, fmt.Errorf("somestore: %w", errors.ErrUnsupported)
+		}),
+		Logger: slog.New(slog.NewTextHandler(&log, nil)),
+	})
+	text := exposition(t, m)
+	require.Contains(t, text, "\nidem_store_scrape_errors_total 0\n")
+	require.NotRegexp(t, `idem_store_(records|bytes|oldest|cleanup)`, text)
+	require.Empty(t, log.String())
 }
 
 func TestAStoreThatHangsDelaysAScrapeByItsTimeout(t *testing.T) {
