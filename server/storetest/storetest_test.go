@@ -178,10 +178,10 @@ func TestBrokenStoresAreFound(t *testing.T) {
 			t.Parallel()
 			newStore := func() server.Store { return &spoiledStore{spoiled: c.spoil} }
 			if c.found == "" {
-				require.Empty(t, failures(t, newStore, allCases()))
+				require.Empty(t, failures(t, newStore, allCases(), patience))
 				return
 			}
-			require.Equal(t, []string{c.found}, failures(t, newStore, casesNamed(c.found)))
+			require.Equal(t, []string{c.found}, failures(t, newStore, casesNamed(c.found), time.Second))
 		})
 	}
 }
@@ -198,7 +198,7 @@ func reversed(fields []server.Field) []server.Field {
 // too.
 func TestModestStoresPass(t *testing.T) {
 	t.Parallel()
-	require.Empty(t, failures(t, func() server.Store { return bareStore{new(memstore.Store)} }, allCases()))
+	require.Empty(t, failures(t, func() server.Store { return bareStore{new(memstore.Store)} }, allCases(), patience))
 	Run(t, func(*testing.T) server.Store { return atomicStore{new(memstore.Store)} })
 }
 
@@ -228,12 +228,12 @@ func casesNamed(name string) (cases []testCase) {
 }
 
 // failures returns the names of those cases that fail for a store.
-func failures(t *testing.T, newStore func() server.Store, cases []testCase) (failed []string) {
+func failures(t *testing.T, newStore func() server.Store, cases []testCase, patience time.Duration) (failed []string) {
 	t.Helper()
 	for _, tc := range cases {
 		tb := &trial{TB: t}
 		store := newStore()
-		tb.run(func() { tc.check(&checker{TB: tb, store: store, peer: store, patience: time.Second}) })
+		tb.run(func() { tc.check(&checker{TB: tb, store: store, peer: store, patience: patience}) })
 		if tb.Failed() {
 			failed = append(failed, tc.name)
 		}
