@@ -12,9 +12,25 @@ import (
 
 // attempt is one execution of an operation, by the owner of claim.
 type attempt struct {
+	*execution
+
 	claim      Claim
 	lease, ttl time.Duration
 	timeout    time.Duration // of each call of the store
+}
+
+// newAttempt returns the attempt that claim entitles to.
+func newAttempt(claim Claim, lease, ttl, timeout time.Duration) attempt {
+	e := &execution{Operation: claim.Operation}
+	e.acceptor, _ = claim.Lease.(Acceptor)
+	return attempt{execution: e, claim: claim, lease: lease, ttl: ttl, timeout: timeout}
+}
+
+// answer is what an attempt ends with: its final response or, if lease is not
+// zero, an interim one, and the lease of the worker that goes on.
+type answer struct {
+	Response
+	lease time.Duration
 }
 
 // errEnded says that the record had expired before the attempt was completed:
@@ -27,21 +43,29 @@ func (a attempt) atomic() bool {
 	return atomic
 }
 
-// complete returns the completed record, whoever completed it. Unless the
+// complete returns the record that decided, whoever completed it. Unless the
 // attempt is atomic, and nothing of it remains, that is a record of the same
-// operation.
-func (a attempt) complete(ctx context.Context, r Response) (Record, error) {
+// operation. It is completed, or as r has made it.
+func (a attempt) complete(ctx context.Context, r answer) (Record, error) {
 	ctx, cancel := context.WithTimeout(ctx, a.timeout)
 	defer cancel()
-	rec, err := a.claim.Lease.Complete(ctx, r, a.ttl)
+	rec, err := a.store(ctx, r)
 	if err != nil {
 		return Record{}, err
 	}
 	foreign := rec.Reused || rec.Operation != a.claim.Operation.ID
-	if rec.Status != Completed || rec.Response == nil || foreign && !a.atomic() {
+	ended := rec.Status == Completed || rec.Status == Processing && r.lease > 0
+	if !ended || rec.Response == nil || foreign && !a.atomic() {
 		return Record{}, errEnded
 	}
 	return rec, nil
+}
+
+func (a attempt) store(ctx context.Context, r answer) (Record, error) {
+	if r.lease > 0 {
+		return a.acceptor.Accept(ctx, r.Response, r.lease)
+	}
+	return a.claim.Lease.Complete(ctx, r.Response, a.ttl)
 }
 
 // undecided reports whether an error of complete leaves open whether the
@@ -57,7 +81,7 @@ func undecided(err error) bool {
 
 // completeLate goes on completing until that is decided, ctx is done or the
 // record must have expired. It keeps the lease if the store lets it.
-func (a attempt) completeLate(ctx context.Context, r Response) (Record, error) {
+func (a attempt) completeLate(ctx context.Context, r answer) (Record, error) {
 	expiry := time.Now().Add(a.lease + a.ttl)
 	longest := min(5*time.Second, a.lease/3)
 	for pause := min(100*time.Millisecond, longest); ; pause = min(2*pause, longest) {
@@ -85,10 +109,12 @@ func (a attempt) release(ctx context.Context, cause error) error {
 	return a.claim.Lease.Release(ctx, cause)
 }
 
+// extend moves the end of the lease. That of a worker who may be at it already
+// is not cut short.
 func (a attempt) extend(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, a.timeout)
 	defer cancel()
-	return a.claim.Lease.Extend(ctx, a.lease)
+	return a.claim.Lease.Extend(ctx, max(a.lease, a.accepted()))
 }
 
 // keep extends the lease whenever a third of it is over, until it is lost or

@@ -74,7 +74,7 @@ func Do(ctx context.Context, store Store, req ClaimRequest, fn func(ctx context.
 		if claim.Lease == nil {
 			return found(claim.Record, req.Takeover)
 		}
-		a := attempt{claim: claim, lease: req.Lease, ttl: req.TTL, timeout: defaultStoreTimeout}
+		a := newAttempt(claim, req.Lease, req.TTL, defaultStoreTimeout)
 		done, err := a.do(ctx, fn)
 		if !errors.Is(err, ErrRestart) {
 			return done, err
@@ -126,7 +126,7 @@ func (a attempt) do(ctx context.Context, fn func(ctx context.Context) ([]byte, e
 		}
 		return Done{}, err
 	}
-	r := Response{StatusCode: 200, Body: value}
+	r := answer{Response: Response{StatusCode: 200, Body: value}}
 	rec, err := a.complete(detached, r)
 	if undecided(err) && !a.atomic() {
 		rec, err = a.completeLate(ctx, r)
@@ -153,7 +153,7 @@ func (a attempt) call(ctx context.Context, fn func(ctx context.Context) ([]byte,
 			_ = a.release(context.WithoutCancel(ctx), errHandlerLeft)
 		}
 	}()
-	value, err := fn(a.claim.Lease.Context(withOperation(ctx, a.claim.Operation)))
+	value, err := fn(a.claim.Lease.Context(a.context(ctx)))
 	returned = true
 	return value, err
 }

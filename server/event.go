@@ -12,9 +12,10 @@ type Result string
 // The results of requests that the middleware governs.
 const (
 	ResultExecuted      Result = "executed"      // the handler ran, and its answer is final
+	ResultAccepted      Result = "accepted"      // 202: the handler ran, and left the rest to a worker
 	ResultFailed        Result = "failed"        // the handler ran, and a retry will run it again
 	ResultReplayed      Result = "replayed"      // the stored answer was sent
-	ResultInFlight      Result = "in_flight"     // 202: another attempt is running
+	ResultInFlight      Result = "in_flight"     // 202: another attempt is running, or a worker
 	ResultReused        Result = "reused"        // 409: the key belongs to another request
 	ResultNotKept       Result = "not_kept"      // 409: done, but the answer was too large to keep
 	ResultIndeterminate Result = "indeterminate" // 409: the owner was lost, and Takeover is Refuse
@@ -28,6 +29,10 @@ const (
 	ResultIncomplete    Result = "incomplete"    // 400: the body could not be read to its end
 	ResultStoreError    Result = "store_error"   // 503: the store failed, nothing was executed or nothing is durable
 	ResultMisconfigured Result = "misconfigured" // 500: the body was read outside, or another middleware guards the request already
+
+	// ResultNotFound is no result of requests that are governed, but of those
+	// for the status of an operation: 404.
+	ResultNotFound Result = "not_found"
 
 	// ResultRecorded and ResultUnrecorded are the results of no request, but
 	// of a completion that had been Pending: it was written at last, or given

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"sync"
 	"time"
 )
@@ -23,15 +24,34 @@ func (x *exchange) execute(claim Claim) (again bool) {
 	ctx, cancel := context.WithTimeoutCause(x.detached(), x.handlerTimeout, errHandlerTimeout)
 	defer cancel()
 
-	a := attempt{claim: claim, lease: x.lease, ttl: x.ttl, timeout: x.storeTimeout}
+	a := newAttempt(claim, x.lease, x.ttl, x.storeTimeout)
 	rec := newRecorder(x.w, x.r, x.recorderConfig(a.atomic()))
-	x.run(claim.Lease.Context(withOperation(ctx, claim.Operation)), a, rec)
+	x.run(claim.Lease.Context(a.context(ctx)), a, rec)
 
-	response, final, err := rec.finish()
-	if final && err == nil {
-		return x.complete(a, rec, response)
+	worker := a.end()
+	if worker > 0 {
+		rec.beInterim(interim(claim.Operation))
 	}
-	return x.giveUp(a, rec, err)
+	response, final, err := rec.finish()
+	switch {
+	case !final || err != nil:
+		return x.giveUp(a, rec, err)
+	case worker > 0 && response.StatusCode == http.StatusAccepted:
+		if response.NotKept {
+			response = interim(claim.Operation)
+		}
+		return x.complete(a, rec, answer{response, worker})
+	default:
+		return x.complete(a, rec, answer{Response: response})
+	}
+}
+
+// interim is the answer of a handler that has accepted its operation and says
+// no more.
+func interim(op Operation) Response {
+	r := ResultInFlight.refusal()
+	r.Operation, r.RetryAfter = op.ID, "1"
+	return Standard(r)
 }
 
 func (x *exchange) recorderConfig(atomic bool) recorderConfig {
@@ -76,13 +96,13 @@ func (x *exchange) extended(err error) {
 
 // complete stores the handler's answer and sends it, or the one that was
 // stored before it.
-func (x *exchange) complete(a attempt, rec *recorder, r Response) (again bool) {
+func (x *exchange) complete(a attempt, rec *recorder, r answer) (again bool) {
 	stored, err := a.complete(x.detached(), r)
 	switch {
 	case err == nil:
 		v := verdict{result: decide(stored, x.Takeover), record: stored}
 		x.flight.finish(v)
-		if own := !stored.Reused && same(*stored.Response, r); !own && !rec.gone() {
+		if own := !stored.Reused && same(*stored.Response, r.Response); !own && !rec.gone() {
 			x.answer(v)
 			return false
 		}
@@ -103,12 +123,15 @@ func (x *exchange) complete(a attempt, rec *recorder, r Response) (again bool) {
 		x.logError("the answer of an operation could not be recorded", err)
 	}
 	x.event.Result = ResultExecuted
+	if r.lease > 0 {
+		x.event.Result = ResultAccepted
+	}
 	x.send(rec)
 	return false
 }
 
 // completeLate goes on completing in the background. The flight stays with it.
-func (x *exchange) completeLate(a attempt, r Response) {
+func (x *exchange) completeLate(a attempt, r answer) {
 	x.event.Pending = true
 	x.backlog.begin()
 	ctx, e := x.detached(), Event{Method: x.event.Method, Pattern: x.event.Pattern, Operation: x.event.Operation}

@@ -173,11 +173,21 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 		err = errors.Join(err, &ConfigError{"Handler", "was given nil: give it the handler to guard"})
 	}
 	if err != nil {
-		cmp.Or(m.Logger, slog.Default()).Error("the idempotency middleware is misconfigured", "error", err)
-		return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			reply(w, m.contract()(ResultMisconfigured.refusal().with(misconfiguredDetail)))
-		})
+		return m.misconfigured(err)
 	}
+	return m.route(next)
+}
+
+// misconfigured logs err and returns a handler that refuses everything.
+func (m *Middleware) misconfigured(err error) http.Handler {
+	cmp.Or(m.Logger, slog.Default()).Error("the idempotency middleware is misconfigured", "error", err)
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		reply(w, m.contract()(ResultMisconfigured.refusal().with(misconfiguredDetail)))
+	})
+}
+
+// route fills in the defaults.
+func (m *Middleware) route(next http.Handler) *route {
 	wait := cmp.Or(m.Wait, time.Second)
 	if wait == NoWait {
 		wait = 0

@@ -12,11 +12,12 @@ import (
 type Operation struct {
 	// ID is the same on every attempt and new when the key is used again
 	// after its record has expired.
-	ID           uuid.UUID
-	Account, Key string
+	ID      uuid.UUID `json:"id"`
+	Account string    `json:"account"`
+	Key     string    `json:"key"`
 	// Attempt is numbered from 1 and rises with every takeover and rerun. It
 	// is the fencing number for the handler's own writes.
-	Attempt int
+	Attempt int `json:"attempt"`
 }
 
 // DownstreamKey returns the idempotency key to send to another service, or to
@@ -44,10 +45,18 @@ type operationKey struct{}
 // executes. It reports false where none is: the method is not governed, or the
 // request has no key.
 func OperationFrom(ctx context.Context) (Operation, bool) {
-	op, ok := ctx.Value(operationKey{}).(Operation)
-	return op, ok
+	if e, ok := ctx.Value(operationKey{}).(*execution); ok {
+		return e.Operation, true
+	}
+	return Operation{}, false
 }
 
-func withOperation(ctx context.Context, op Operation) context.Context {
-	return context.WithValue(ctx, operationKey{}, op)
+// execution is an operation as the context of its handler carries it.
+type execution struct {
+	Operation
+	acceptance
+}
+
+func (e *execution) context(parent context.Context) context.Context {
+	return context.WithValue(parent, operationKey{}, e)
 }

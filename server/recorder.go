@@ -334,6 +334,27 @@ func (rec *recorder) finish() (resp Response, final bool, err error) {
 	return resp, stored(rec.status), nil
 }
 
+// beInterim makes resp the answer of a handler that has given none, with what
+// fields it has set all the same. An answer that is of resp's status, whoever
+// gave it, then says when to come back.
+func (rec *recorder) beInterim(resp Response) {
+	if rec.hijacked {
+		return
+	}
+	const retryAfter = "Retry-After"
+	fields := http.Header{}
+	set(fields, resp.Fields)
+	if rec.status == 0 {
+		rec.header.Del("Content-Length")
+		rec.header.Set("Content-Type", fields.Get("Content-Type"))
+		rec.WriteHeader(resp.StatusCode)
+		_, _ = rec.Write(resp.Body)
+	}
+	if rec.status == resp.StatusCode && rec.frozen.Get(retryAfter) == "" {
+		rec.frozen[retryAfter] = fields[retryAfter]
+	}
+}
+
 // short reports whether the body has less bytes than the client will wait for.
 func (rec *recorder) short() bool {
 	coding := rec.frozen.Get("Transfer-Encoding") // which rules the length out

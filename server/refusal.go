@@ -10,6 +10,7 @@ import (
 // of a client.
 const (
 	codeInFlight           = "OPERATION_IN_FLIGHT"
+	codeNotFound           = "OPERATION_NOT_FOUND"
 	codeIncomplete         = "REQUEST_INCOMPLETE"
 	codeAccountRequired    = "ACCOUNT_REQUIRED"
 	codeAccountRefused     = "ACCOUNT_REFUSED"
@@ -33,6 +34,8 @@ func (r Result) refusal() Refusal {
 	switch r {
 	case ResultInFlight:
 		return of(http.StatusAccepted, codeInFlight, "An earlier request with this idempotency key is in progress")
+	case ResultNotFound:
+		return of(http.StatusNotFound, codeNotFound, "The operation was not found")
 	case ResultMissing:
 		return of(http.StatusBadRequest, problem.KeyMissing, "An idempotency key is required")
 	case ResultInvalid:

@@ -156,6 +156,56 @@ type AtomicLease interface {
 	Atomic()
 }
 
+// Acceptor is a Lease whose operation can go on after its handler has returned,
+// in the hands of a worker: the handler answers for the time being, and the
+// worker finishes. Every Lease of a store is one, or none is, and the Store then
+// is a [Finisher] and a [Finder].
+//
+//   - Ticket returns what the worker needs. It costs nothing and promises
+//     nothing: what the ticket is for is there once Accept has succeeded.
+//   - Accept ends the use of the Lease as Complete does, but not the operation.
+//     The record stays as it is, processing, with interim as its response, and
+//     its lease ends the given time from now, unless it ends later already.
+//     Under an [AtomicLease] the handler's effects commit together with that.
+//   - Where the worker was faster, and the operation is completed, Accept
+//     changes nothing and returns that record. ErrLeaseLost says that another
+//     attempt has taken over. Otherwise its errors are those of Complete.
+//   - From then on there are no owners but the ticket's: when its lease has
+//     ended, the operation is claimed again like any other whose owner was lost,
+//     and the interim response is gone.
+type Acceptor interface {
+	Lease
+	Ticket() Ticket
+	Accept(ctx context.Context, interim Response, lease time.Duration) (Record, error)
+}
+
+// Finisher is implemented by a Store whose leases are Acceptors.
+//
+//   - Finish is to a ticket what Complete is to a Lease: it stores the response
+//     as the final answer, whatever its status, and the record then lives for
+//     ttl. The first completion of an operation wins, also that of a worker
+//     whose lease was taken over. Whoever comes second changes nothing and gets
+//     the stored record. ErrLeaseLost says that the operation has expired.
+//   - Renew is to a ticket what Extend is to a Lease: it moves the end of the
+//     lease to d from now. ErrLeaseLost says that the operation has ended or
+//     belongs to another attempt, and that the worker can stop.
+//
+// Both may be called in any process, as often as is useful, and, unless the
+// Lease was atomic, before Accept.
+type Finisher interface {
+	Finish(ctx context.Context, t Ticket, r Response, ttl time.Duration) (Record, error)
+	Renew(ctx context.Context, t Ticket, d time.Duration) error
+}
+
+// Finder is implemented by a Store that can tell what became of an operation
+// without claiming it. Find returns the live record of id as a claim with the
+// same fingerprint would be told of it, or the zero Record if there is none,
+// and changes nothing. An attempt whose effects are not committed need not be
+// found.
+type Finder interface {
+	Find(ctx context.Context, id ID) (Record, error)
+}
+
 // Waiter is implemented by a Store that can tell when a record of another
 // process may have changed. Wait returns nil when it is worth claiming id
 // again, which may be at any time, or ctx's error. Without it the middleware

@@ -45,9 +45,11 @@ type Store struct {
 }
 
 var (
-	_ server.Store   = (*Store)(nil)
-	_ server.Cleaner = (*Store)(nil)
-	_ server.Stater  = (*Store)(nil)
+	_ server.Store    = (*Store)(nil)
+	_ server.Finisher = (*Store)(nil)
+	_ server.Finder   = (*Store)(nil)
+	_ server.Cleaner  = (*Store)(nil)
+	_ server.Stater   = (*Store)(nil)
 )
 
 // roomMade is how many expired records a claim deletes if it finds the store
@@ -72,11 +74,11 @@ type record struct {
 	operation   uuid.UUID
 	status      server.Status
 	attempt     int
-	owner       *lease // of the running attempt; nil if none runs
+	owner       *lease // of the running attempt, or the one that was accepted; nil if there is none
 	createdAt   time.Time
 	leaseUntil  time.Time
 	expiresAt   time.Time
-	response    *server.Response
+	response    *server.Response // final, or interim
 	size        int64
 	heapIndex   int
 }
@@ -129,14 +131,14 @@ func (s *Store) claim(req server.ClaimRequest) (server.Claim, error) {
 		return server.Claim{Record: rec.report(req.Fingerprint, now)}, nil
 	}
 	takenOver := rec.status == server.Processing
-	l := &lease{store: s, shard: sh, record: rec, ttl: req.TTL}
-	rec.fingerprint, rec.status, rec.owner, rec.response = req.Fingerprint, server.Processing, l, nil
 	rec.attempt++
-	rec.leaseUntil = now.Add(req.Lease)
-	sh.expireAt(rec, rec.leaseUntil.Add(req.TTL))
-	return server.Claim{Lease: l, TakenOver: takenOver, Operation: server.Operation{
+	l := &lease{store: s, shard: sh, record: rec, ttl: req.TTL, operation: server.Operation{
 		ID: rec.operation, Account: req.ID.Account, Key: req.ID.Key, Attempt: rec.attempt,
-	}}, nil
+	}}
+	rec.fingerprint, rec.status, rec.owner = req.Fingerprint, server.Processing, l
+	s.answer(rec, nil)
+	sh.extend(rec, now.Add(req.Lease))
+	return server.Claim{Lease: l, TakenOver: takenOver, Operation: l.operation}, nil
 }
 
 // claimable reports whether req may run the operation of a live record again.
@@ -222,13 +224,84 @@ func (sh *shard) count(stats *server.Stats) {
 	}
 }
 
+// Find implements [server.Finder].
+func (s *Store) Find(ctx context.Context, id server.ID) (server.Record, error) {
+	if ctx.Err() != nil {
+		return server.Record{}, context.Cause(ctx)
+	}
+	sh := s.shard(id)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	now := time.Now()
+	rec := sh.records[id]
+	if rec == nil || !now.Before(rec.expiresAt) {
+		return server.Record{}, nil
+	}
+	return rec.report(rec.fingerprint, now), nil
+}
+
+// Finish implements [server.Finisher].
+func (s *Store) Finish(ctx context.Context, t server.Ticket, r server.Response, ttl time.Duration) (server.Record, error) {
+	if ctx.Err() != nil {
+		return server.Record{}, context.Cause(ctx)
+	}
+	sh := s.shard(server.ID{Account: t.Account, Key: t.Key})
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	rec := sh.ticketed(t)
+	if rec == nil {
+		return server.Record{}, server.ErrLeaseLost
+	}
+	return s.complete(sh, rec, r, ttl), nil
+}
+
+// Renew implements [server.Finisher].
+func (s *Store) Renew(ctx context.Context, t server.Ticket, d time.Duration) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	sh := s.shard(server.ID{Account: t.Account, Key: t.Key})
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	rec := sh.ticketed(t)
+	if rec == nil || rec.owner == nil || rec.owner.token != t.Token {
+		return server.ErrLeaseLost
+	}
+	sh.extend(rec, time.Now().Add(d))
+	return nil
+}
+
+// ticketed returns the record of the operation that t is for, or nil.
+func (sh *shard) ticketed(t server.Ticket) *record {
+	rec := sh.records[server.ID{Account: t.Account, Key: t.Key}]
+	if rec == nil || rec.operation != t.ID {
+		return nil
+	}
+	return rec
+}
+
+// complete ends an operation that has not ended, and reports it.
+func (s *Store) complete(sh *shard, rec *record, r server.Response, ttl time.Duration) server.Record {
+	now := time.Now()
+	if rec.status != server.Completed {
+		rec.status, rec.owner = server.Completed, nil
+		s.answer(rec, &r)
+		sh.expireAt(rec, now.Add(ttl))
+	}
+	return rec.report(rec.fingerprint, now)
+}
+
 // lease is the ownership of one attempt. The record knows its latest owner.
 type lease struct {
-	store  *Store
-	shard  *shard
-	record *record
-	ttl    time.Duration // of the claim
+	store     *Store
+	shard     *shard
+	record    *record
+	operation server.Operation
+	ttl       time.Duration // of the claim
+	token     uuid.UUID     // of the ticket, once there is one; guarded by the shard's lock
 }
+
+var _ server.Acceptor = (*lease)(nil)
 
 // Context implements [server.Lease].
 func (l *lease) Context(parent context.Context) context.Context { return parent }
@@ -243,8 +316,7 @@ func (l *lease) Extend(ctx context.Context, d time.Duration) error {
 	if !l.owns() {
 		return server.ErrLeaseLost
 	}
-	l.record.leaseUntil = time.Now().Add(d)
-	l.shard.expireAt(l.record, l.record.leaseUntil.Add(l.ttl))
+	l.shard.extend(l.record, time.Now().Add(d))
 	return nil
 }
 
@@ -258,11 +330,35 @@ func (l *lease) Complete(ctx context.Context, r server.Response, ttl time.Durati
 	if !l.shard.holds(l.record) {
 		return server.Record{}, server.ErrLeaseLost
 	}
-	now := time.Now()
-	if l.record.status != server.Completed {
-		l.record.status, l.record.owner, l.record.response = server.Completed, nil, &r
-		l.store.grow(l.record, responseSize(r))
-		l.shard.expireAt(l.record, now.Add(ttl))
+	return l.store.complete(l.shard, l.record, r, ttl), nil
+}
+
+// Ticket implements [server.Acceptor].
+func (l *lease) Ticket() server.Ticket {
+	l.shard.mu.Lock()
+	defer l.shard.mu.Unlock()
+	if l.token == uuid.Nil {
+		l.token = uuid.New()
+	}
+	return server.Ticket{Operation: l.operation, Token: l.token, TTL: l.ttl}
+}
+
+// Accept implements [server.Acceptor].
+func (l *lease) Accept(ctx context.Context, interim server.Response, d time.Duration) (server.Record, error) {
+	if ctx.Err() != nil {
+		return server.Record{}, context.Cause(ctx)
+	}
+	l.shard.mu.Lock()
+	defer l.shard.mu.Unlock()
+	now, completed := time.Now(), l.shard.holds(l.record) && l.record.status == server.Completed
+	if !completed && !l.owns() {
+		return server.Record{}, server.ErrLeaseLost
+	}
+	if !completed {
+		l.store.answer(l.record, &interim)
+		if end := now.Add(d); end.After(l.record.leaseUntil) {
+			l.shard.extend(l.record, end)
+		}
 	}
 	return l.record.report(l.record.fingerprint, now), nil
 }
@@ -276,6 +372,7 @@ func (l *lease) Release(ctx context.Context, _ error) error {
 	defer l.shard.mu.Unlock()
 	if l.owns() {
 		l.record.status, l.record.owner = server.Failed, nil
+		l.store.answer(l.record, nil)
 		l.shard.expireAt(l.record, time.Now().Add(l.ttl))
 	}
 	return nil
@@ -285,6 +382,12 @@ func (l *lease) Release(ctx context.Context, _ error) error {
 func (l *lease) owns() bool { return l.shard.holds(l.record) && l.record.owner == l }
 
 func (sh *shard) holds(rec *record) bool { return sh.records[rec.id] == rec }
+
+// extend moves the end of the lease of a record that has an owner.
+func (sh *shard) extend(rec *record, leaseUntil time.Time) {
+	rec.leaseUntil = leaseUntil
+	sh.expireAt(rec, leaseUntil.Add(rec.owner.ttl))
+}
 
 func (sh *shard) expireAt(rec *record, t time.Time) {
 	rec.expiresAt = t
@@ -307,9 +410,12 @@ func (s *Store) add(sh *shard, rec *record) bool {
 	return true
 }
 
-func (s *Store) grow(rec *record, n int64) {
-	rec.size += n
-	s.bytes.Add(n)
+// answer makes r, which may be nil, the response of rec.
+func (s *Store) answer(rec *record, r *server.Response) {
+	more := responseSize(r) - responseSize(rec.response)
+	rec.response = r
+	rec.size += more
+	s.bytes.Add(more)
 }
 
 func (s *Store) remove(sh *shard, rec *record) {
@@ -325,7 +431,10 @@ func recordSize(id server.ID) int64 {
 	return int64(record + mapEntry + len(id.Account) + len(id.Key))
 }
 
-func responseSize(r server.Response) int64 {
+func responseSize(r *server.Response) int64 {
+	if r == nil {
+		return 0
+	}
 	const response, field = 80, 32
 	n := response + cap(r.Body)
 	for _, f := range r.Fields {
