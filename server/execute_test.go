@@ -55,6 +55,34 @@ func TestTheWorkGoesOnWhenTheClientHangsUp(t *testing.T) {
 	})
 }
 
+// The client hangs up, and then the process is told to stop: it finishes the
+// work and records it first.
+func TestAShutdownWaitsForTheWorkOfAClientThatHungUp(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newService(nil, takes(100*time.Millisecond))
+		network := faultnet.Listen()
+		web := &http.Server{Handler: s, ReadHeaderTimeout: time.Minute}
+		go func() { _ = web.Serve(network) }()
+		ctx, hangUp := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer hangUp()
+		r, err := http.NewRequestWithContext(ctx, "POST", "http://test/payments", strings.NewReader("{}"))
+		require.NoError(t, err)
+		r.Header.Set("Idempotency-Key", "key")
+		r.Header.Set("Content-Type", "application/json")
+		_, err = (&http.Transport{DialContext: network.DialContext}).RoundTrip(r)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Zero(t, s.results()[server.ResultExecuted], "the handler is at it still")
+
+		require.NoError(t, web.Shutdown(t.Context()))
+		require.NoError(t, s.mw.Drain(t.Context()))
+		require.Equal(t, 1, s.results()[server.ResultExecuted])
+		retry := serve(newServiceOn(s, created), post("{}"))
+		require.Equal(t, "attempt 1", retry.Body.String())
+		require.Equal(t, "true", retry.Header().Get("Idempotent-Replayed"))
+	})
+}
+
 func TestTheHandlerHasTheRequestsValuesAndADeadlineOfItsOwn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

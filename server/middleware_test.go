@@ -270,7 +270,13 @@ func TestAReplayNeedsTheAccountToo(t *testing.T) {
 	t.Parallel()
 	tokens := map[string]string{"t1": "alice", "t2": "bob"}
 	s := newService(func(mw *server.Middleware) {
-		mw.Account = func(r *http.Request) (string, error) { return tokens[r.Header.Get("Authorization")], nil }
+		mw.Account = func(r *http.Request) (string, error) {
+			name, lacksScope := strings.CutSuffix(tokens[r.Header.Get("Authorization")], " without the scope")
+			if lacksScope {
+				return "", refusedError{http.StatusForbidden}
+			}
+			return name, nil
+		}
 	}, created)
 	as := func(token string) *http.Request {
 		r := post("{}")
@@ -282,6 +288,8 @@ func TestAReplayNeedsTheAccountToo(t *testing.T) {
 	foreign := serve(s, as("t2"))
 	require.Empty(t, foreign.Header()["Idempotent-Replayed"], "bob's own operation, whatever his fields claim")
 	require.EqualValues(t, 2, s.runs.Load())
+	tokens["t1"] = "alice without the scope"
+	requireProblem(t, serve(s, as("t1")), http.StatusForbidden, "ACCOUNT_REFUSED")
 	delete(tokens, "t1")
 	requireProblem(t, serve(s, as("t1")), http.StatusUnauthorized, "ACCOUNT_REQUIRED")
 }
@@ -538,6 +546,10 @@ func TestWhatTheHandlerDoesToItsRequestIsItsOwnAffair(t *testing.T) {
 	require.Equal(t, "key", first.Header().Get("Idempotency-Key"))
 	requireReplay(t, first, serve(s, post(`{"amount":1}`)))
 	require.EqualValues(t, 1, s.runs.Load())
+	stats, err := s.store.Store.(server.Stater).Stats(t.Context())
+	require.NoError(t, err)
+	stats.Bytes = 0
+	require.Equal(t, server.Stats{Completed: 1}, stats, "there is no other record")
 }
 
 func TestMethodsThatAreNotGovernedPassThrough(t *testing.T) {

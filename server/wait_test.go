@@ -356,6 +356,53 @@ func TestEveryWaiterLearnsOfAnOutage(t *testing.T) {
 	})
 }
 
+// A panic of what is called for a request is passed on like one of its handler,
+// and another request takes its place.
+func TestAPanicLeavesNobodyWaiting(t *testing.T) {
+	t.Parallel()
+	for _, call := range []string{"account", "claim", "complete", "release"} {
+		t.Run(call, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				var calls atomic.Int64
+				hook := func() error {
+					if calls.Add(1) == 1 {
+						time.Sleep(100 * time.Millisecond)
+						panic(call)
+					}
+					return nil
+				}
+				s := newService(func(mw *server.Middleware) {
+					mw.Lease, mw.Wait = 500*time.Millisecond, time.Second
+					mw.Account = func(*http.Request) (string, error) {
+						if call == "account" {
+							_ = hook()
+						}
+						return "acme", nil
+					}
+				}, func(w http.ResponseWriter, r *http.Request) {
+					if op, _ := server.OperationFrom(r.Context()); op.Attempt == 1 && call == "release" {
+						w.WriteHeader(http.StatusBadGateway)
+						return
+					}
+					w.WriteHeader(http.StatusCreated)
+				})
+				s.store.on(call, hook)
+				recovered := make(chan any, 1)
+				go func() {
+					defer func() { recovered <- recover() }()
+					serve(s, post("{}"))
+				}()
+				synctest.Wait()
+				second := serve(s, post("{}"))
+				require.Equal(t, call, <-recovered)
+				require.Equal(t, http.StatusCreated, second.Code, second.Body)
+				require.Equal(t, server.Load{}, s.mw.Load())
+			})
+		})
+	}
+}
+
 // After the TTL a key is free, whether anything was cleaned up or not.
 func TestAnExpiredKeyIsExecutedOnce(t *testing.T) {
 	t.Parallel()
