@@ -53,28 +53,6 @@ func (a *heldAnswer) fresh() bool {
 	return a.status != http.StatusAccepted && a.header.Get(keyfield.Replayed) == ""
 }
 
-// withProblems is the mux, which answers with problem details also where it has
-// no route.
-func withProblems(mux *http.ServeMux) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		own, pattern := mux.Handler(r)
-		if pattern != "" {
-			mux.ServeHTTP(w, r)
-			return
-		}
-		answer := &heldAnswer{header: w.Header()}
-		own.ServeHTTP(answer, r)
-		switch answer.status {
-		case http.StatusNotFound:
-			writeProblem(w, answer.status, "NOT_FOUND", "there is nothing at this path")
-		case http.StatusMethodNotAllowed: // with an Allow field
-			writeProblem(w, answer.status, "METHOD_NOT_ALLOWED", "this path takes "+w.Header().Get("Allow"))
-		default:
-			answer.send(w, answer.body.Len())
-		}
-	})
-}
-
 // send sends the answer with at most n bytes of its body.
 func (a *heldAnswer) send(w http.ResponseWriter, n int) {
 	w.WriteHeader(cmp.Or(a.status, http.StatusOK))

@@ -14,8 +14,8 @@ import (
 // effect does what a route is for and returns the entry completed.
 type effect func(ctx context.Context, op server.Operation, e Entry) (Entry, error)
 
-// order books an order. The id is the same on every attempt of an operation, so
-// that a ledger which no transaction undoes knows the second.
+// order books an order. The id is the same on every attempt of an operation, by
+// which a ledger outside of the operation's transaction recognises the second.
 func (s *Server) order(ctx context.Context, op server.Operation, e Entry) (Entry, error) {
 	e.OrderID, e.Status = op.DownstreamKey("order"), "created"
 	return e, s.ledger.Add(ctx, e)

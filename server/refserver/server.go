@@ -131,6 +131,28 @@ func (s *Server) routes() http.Handler {
 	return withProblems(mux)
 }
 
+// withProblems serves mux, whose own answers to what it has no route for become
+// problem details.
+func withProblems(mux *http.ServeMux) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		own, pattern := mux.Handler(r)
+		if pattern != "" {
+			mux.ServeHTTP(w, r)
+			return
+		}
+		answer := &heldAnswer{header: w.Header()}
+		own.ServeHTTP(answer, r)
+		switch answer.status {
+		case http.StatusNotFound:
+			writeProblem(w, answer.status, "NOT_FOUND", "there is nothing at this path")
+		case http.StatusMethodNotAllowed: // with an Allow field
+			writeProblem(w, answer.status, "METHOD_NOT_ALLOWED", "this path takes "+w.Header().Get("Allow"))
+		default:
+			answer.send(w, answer.body.Len())
+		}
+	})
+}
+
 // condition is what a probe is told.
 type condition struct {
 	Status string `json:"status"`

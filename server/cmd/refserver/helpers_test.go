@@ -94,7 +94,9 @@ func tryProcess(t *testing.T, env []string, flags ...string) (*process, error) {
 // kill ends the process as a crash does.
 func (p *process) kill(t *testing.T) {
 	t.Helper()
-	require.NoError(t, p.cmd.Process.Kill())
+	if err := p.cmd.Process.Kill(); err != nil {
+		t.Error(err)
+	}
 	_ = p.cmd.Wait() // the error says that it was killed
 }
 

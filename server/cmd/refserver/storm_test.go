@@ -26,7 +26,7 @@ import (
 
 const (
 	stormLease   = 3 * time.Second
-	stormAttempt = 2 * time.Second // what clients give an attempt
+	stormAttempt = 1500 * time.Millisecond // what clients give an attempt
 )
 
 // storm is two servers on one database, and clients, with faults on both hops.
@@ -41,7 +41,8 @@ type storm struct {
 	events    sync.Mutex // one kill or crash at a time
 	instances [2]atomic.Pointer[process]
 	processes []*process // all that ever were
-	kills     int
+	kills     int        // of servers
+	crashes   int        // of the database
 
 	seen sightings
 }
@@ -129,7 +130,7 @@ func (s *storm) databaseFaults(seed uint64) func(pgtest.Statement) pgtest.Verdic
 			s.cuts.database.Add(1)
 			return pgtest.CutReply
 		case roll < 0.022:
-			<-time.After(1500 * time.Millisecond)
+			<-time.After(1200 * time.Millisecond)
 		}
 		return pgtest.Pass
 	}
@@ -166,31 +167,44 @@ func (s *storm) kill() {
 	s.launch(i)
 }
 
-// crash makes the database server crash and recover. A server that is not
-// ours loses its sessions only.
+// crash makes the database server crash, and waits until it has recovered.
 func (s *storm) crash() {
 	s.events.Lock()
 	defer s.events.Unlock()
-	if os.Getenv("TEST_DATABASE_URL") != "" {
-		s.db.Terminate(s.t, "true")
-		return
-	}
-	conn, err := pgx.Connect(s.t.Context(), s.db.URL)
-	if err != nil {
+	s.crashes++
+	if err := s.killSession(); err != nil {
 		s.t.Error(err)
 		return
 	}
-	session, err := os.FindProcess(int(conn.PgConn().PID()))
-	if err != nil || session.Kill() != nil {
-		s.t.Errorf("a session of the database cannot be killed: %v", err)
-	}
 	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); <-time.After(20 * time.Millisecond) {
-		if back, err := pgx.Connect(s.t.Context(), s.db.URL); err == nil {
-			back.Close(s.t.Context())
+		if conn, err := pgx.Connect(s.t.Context(), s.db.URL); err == nil {
+			conn.Close(s.t.Context())
 			return
 		}
 	}
 	s.t.Error("the database does not come back")
+}
+
+// killSession kills one session of the database, after which the server ends
+// all others and recovers. On a server that is not ours it ends the sessions of
+// the database one by one.
+func (s *storm) killSession() error {
+	conn, err := pgx.Connect(s.t.Context(), s.db.URL)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(s.t.Context())
+	if os.Getenv("TEST_DATABASE_URL") != "" {
+		_, err := conn.Exec(s.t.Context(), `
+			SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+			WHERE datname = current_database() AND pid <> pg_backend_pid()`)
+		return err
+	}
+	session, err := os.FindProcess(int(conn.PgConn().PID()))
+	if err != nil {
+		return err
+	}
+	return session.Kill()
 }
 
 // client returns a client that goes on until its context ends. What it sees is
