@@ -283,7 +283,8 @@ func TestConflictIsFinalOrAWaitAsTheProviderDefinesIt(t *testing.T) {
 					}
 					conflict := asA[*idem.ConflictError](t, err)
 					require.Equal(t, 409, conflict.StatusCode)
-					require.Equal(t, problem, string(conflict.Body))
+					require.Len(t, conflict.Body, len(problem))
+					require.Equal(t, "Conflict", conflict.Problem.Title)
 					require.Equal(t, result.Key, conflict.Key)
 					require.Len(t, arrivals(), 1)
 				})

@@ -18,7 +18,7 @@ func Example() {
 		BaseURL:   "https://api.stripe.com",
 		Header:    http.Header{"Authorization": {"Bearer sk_test_123"}},
 		Dialect:   dialect.Stripe,
-		Transport: providertest.Stripe().LosingAnswers(1), // in place of the network
+		Transport: providertest.Stripe().Transport(1), // in place of the network
 	}
 	form := url.Values{"amount": {"1200"}, "currency": {"eur"}}
 	res, err := idem.Post[struct{ ID string }](context.Background(), client, "/v1/payment_intents", form)
@@ -32,7 +32,7 @@ func Example_exists() {
 	client := &idem.Client{
 		BaseURL:   "https://api.gocardless.com",
 		Dialect:   dialect.GoCardless,
-		Transport: providertest.GoCardless().LosingAnswers(1),
+		Transport: providertest.GoCardless().Transport(1),
 	}
 	res, err := idem.Post[struct{ ID string }](context.Background(), client, "/payments", map[string]any{"amount": 1200})
 	fmt.Println(idem.OutcomeOf(err), res.StatusCode)

@@ -112,7 +112,7 @@ func TestKeyUsedForAnotherRequestMakesNothing(t *testing.T) {
 		t.Run(p.name, func(t *testing.T) {
 			t.Parallel()
 			fake := p.fake()
-			client := speaking(p.dialect, fake.LosingAnswers(0))
+			client := speaking(p.dialect, fake.Transport(0))
 			op, err := idem.NewOperation("POST", "/payments", []byte(paymentJSON))
 			require.NoError(t, err)
 			_, err = idem.Send[made](t.Context(), client, op)
@@ -133,7 +133,7 @@ func TestMintedAndDerivedKeysSuitEveryProvider(t *testing.T) {
 		t.Run(p.name, func(t *testing.T) {
 			t.Parallel()
 			fake := p.fake()
-			client := speaking(p.dialect, fake.LosingAnswers(0))
+			client := speaking(p.dialect, fake.Transport(0))
 			for i, key := range []idem.Key{idem.NewKey(), idem.DeriveKey("order", "1042")} {
 				op := idem.Operation{Key: key, Method: "POST", URL: "/payments", Body: []byte(paymentJSON)}
 				_, err := idem.Send[made](t.Context(), client, op)
@@ -197,7 +197,7 @@ func TestOperationIsNotSentOnceItsKeyMayBeForgotten(t *testing.T) {
 			lifetime, known := lifetimes[p.name]
 			synctest.Test(t, func(t *testing.T) {
 				fake := p.fake()
-				client := speaking(p.dialect, fake.LosingAnswers(0))
+				client := speaking(p.dialect, fake.Transport(0))
 				op, err := idem.NewOperation("POST", "/payments", []byte(paymentJSON))
 				require.NoError(t, err)
 				stored, err := json.Marshal(op)

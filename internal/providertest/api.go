@@ -6,6 +6,7 @@ package providertest
 
 import (
 	"bytes"
+	"context"
 	"io"
 	"maps"
 	"net/http"
@@ -116,31 +117,40 @@ func (a Answer) write(w http.ResponseWriter, t *thing) {
 	_, _ = io.WriteString(w, strings.ReplaceAll(a.Body, "{n}", strconv.Itoa(t.number)))
 }
 
-// LosingAnswers returns a transport that reaches the API whatever the URL, and
-// loses the first n answers: what they are about has been made, and the client
-// does not know.
-func (a *API) LosingAnswers(n int) http.RoundTripper { return &losing{api: a, left: n} }
+// Transport returns a transport that reaches the API whatever the URL, and loses
+// the first n answers: what they are about has been made, and the client does
+// not know. A request that is given up runs on.
+func (a *API) Transport(n int) http.RoundTripper { return &transport{api: a, losing: n} }
 
-type losing struct {
-	api  *API
-	mu   sync.Mutex
-	left int
+type transport struct {
+	api    *API
+	mu     sync.Mutex
+	losing int
 }
 
-func (l *losing) RoundTrip(req *http.Request) (*http.Response, error) {
-	var body []byte
+func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
+	inner := req.Clone(context.WithoutCancel(req.Context()))
+	inner.Body = http.NoBody
 	if req.Body != nil {
 		defer req.Body.Close()
-		var err error
-		if body, err = io.ReadAll(req.Body); err != nil {
+		body, err := io.ReadAll(req.Body)
+		if err != nil {
 			return nil, err
 		}
+		inner.Body = io.NopCloser(bytes.NewReader(body))
 	}
-	inner := req.Clone(req.Context())
-	inner.Body = io.NopCloser(bytes.NewReader(body))
 	answer := httptest.NewRecorder()
-	l.api.ServeHTTP(answer, inner)
-	if l.lose() {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		t.api.ServeHTTP(answer, inner)
+	}()
+	select {
+	case <-req.Context().Done():
+		return nil, context.Cause(req.Context())
+	case <-done:
+	}
+	if t.loses() {
 		return nil, io.ErrUnexpectedEOF
 	}
 	resp := answer.Result()
@@ -148,9 +158,9 @@ func (l *losing) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-func (l *losing) lose() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.left--
-	return l.left >= 0
+func (t *transport) loses() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.losing--
+	return t.losing >= 0
 }
