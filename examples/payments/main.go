@@ -45,9 +45,9 @@ func pay(ctx context.Context, w io.Writer, url, order string) error {
 	switch idem.OutcomeOf(err) {
 	case idem.Done:
 		fmt.Fprintf(w, "%s is paid by payment %s (attempts: %d, replayed: %t)\n", order, res.Value.ID, res.Attempts, res.Replayed)
-	case idem.Rejected, idem.NotSent:
+	case idem.Rejected:
 		fmt.Fprintf(w, "%s is not paid\n", order)
-	default: // Unknown or Pending
+	default: // Unknown or Pending; NotSent is about this run, an earlier one may have paid
 		fmt.Fprintf(w, "%s may be paid: run this again to find out\n", order)
 	}
 	return err

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -51,4 +52,12 @@ func TestAPaymentThatIsCutShortMayBePaid(t *testing.T) {
 	require.ErrorIs(t, pay(ctx, &out, s.URL, "order-1042"), context.Canceled)
 	require.Equal(t, "order-1042 may be paid: run this again to find out\n", out.String())
 	require.Len(t, s.Ledger("acme"), 1)
+
+	// The next run reaches nobody, and so learns nothing.
+	soon, stop := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer stop()
+	out.Reset()
+	err := pay(soon, &out, "http://127.0.0.1:1", "order-1042")
+	require.Equal(t, idem.NotSent, idem.OutcomeOf(err))
+	require.Equal(t, "order-1042 may be paid: run this again to find out\n", out.String())
 }
