@@ -180,5 +180,5 @@ func TestOpenWithSeveralHostsTakesTheOneForWrites(t *testing.T) {
 func shadowed(t *testing.T, db *pgtest.DB, functions string) *pgtest.DB {
 	t.Helper()
 	db.Exec(t, "CREATE SCHEMA shadow; "+functions)
-	return db.With("search_path", "shadow,pg_catalog,public")
+	return db.With("search_path", "public,shadow,pg_catalog")
 }

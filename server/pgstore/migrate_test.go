@@ -37,7 +37,7 @@ func TestMigrateByTenProcessesAtOnce(t *testing.T) {
 func TestMigrateWithoutRealLocks(t *testing.T) {
 	t.Parallel()
 	direct := pgtest.New(t)
-	db := withoutLocks(t, direct).With("search_path", "public,shadow,pg_catalog")
+	db := withoutLocks(t, direct)
 	var processes sync.WaitGroup
 	for range 4 {
 		pool := db.Pool(t)

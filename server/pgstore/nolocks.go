@@ -22,31 +22,27 @@ const (
 // but the unique index, and replaces it at its end. Duplicates that run into it
 // give up waiting and report the attempt as in flight.
 func (c *claiming) enterByIndex(ctx context.Context, conn *pgxpool.Conn) (server.Claim, error) {
+	var seen *record
 	r, tx, err := c.place(ctx, conn, nil)
+	if err == nil && r != nil && r.token != c.token && judge(r, c.req) != report {
+		seen = r
+		abort(ctx, conn)
+		r, tx, err = c.place(ctx, conn, seen)
+	}
 	switch {
 	case isLockTimeout(err):
-		abort(ctx, conn)
-		conn.Release()
-		return server.Claim{Record: c.running(nil, false)}, nil
+		leave(ctx, conn)
+		return server.Claim{Record: c.running(seen, false)}, nil
 	case err != nil:
 		return server.Claim{}, err
-	case r == nil:
-		return server.Claim{}, errRetry
-	case r.token == c.token:
-		return c.placed(conn, tx, nil), nil
-	case judge(r, c.req) == report:
+	case r != nil && r.token == c.token:
+		return c.placed(conn, tx, seen), nil
+	case r != nil && judge(r, c.req) == report:
 		go leave(context.WithoutCancel(ctx), conn)
 		return server.Claim{Record: r.reported(c.req.Fingerprint)}, nil
-	}
-	abort(ctx, conn)
-	now, tx, err := c.place(ctx, conn, r)
-	if err != nil {
-		return server.Claim{}, err
-	}
-	if now == nil || now.token != c.token {
+	default:
 		return server.Claim{}, errRetry
 	}
-	return c.placed(conn, tx, r), nil
 }
 
 // place begins a transaction that replaces the dead record r, or none, by one

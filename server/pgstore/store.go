@@ -122,6 +122,10 @@ func (s *Store) flight(ctx context.Context, end string, queue func(b *pgx.Batch)
 		return err
 	}
 	defer conn.Release()
+	return flightOn(ctx, conn, end, queue)
+}
+
+func flightOn(ctx context.Context, conn *pgxpool.Conn, end string, queue func(b *pgx.Batch)) error {
 	b := &pgx.Batch{}
 	b.BeginTx(transaction)
 	queue(b)

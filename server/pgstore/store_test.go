@@ -17,21 +17,28 @@ import (
 func TestStore(t *testing.T) {
 	t.Parallel()
 	for name, newStore := range modes {
-		for way, open := range map[string]func(*pgtest.DB) *pgtest.DB{
-			"prepared statements": func(db *pgtest.DB) *pgtest.DB { return db },
-			"cached descriptions": func(db *pgtest.DB) *pgtest.DB { return db.With("default_query_exec_mode", "cache_describe") },
-			"exec":                func(db *pgtest.DB) *pgtest.DB { return db.With("default_query_exec_mode", "exec") },
-			"simple protocol":     func(db *pgtest.DB) *pgtest.DB { return db.With("default_query_exec_mode", "simple_protocol") },
-			"pgbouncer and exec": func(db *pgtest.DB) *pgtest.DB {
+		for way, open := range map[string]func(*testing.T, *pgtest.DB) *pgtest.DB{
+			"prepared statements": func(_ *testing.T, db *pgtest.DB) *pgtest.DB { return db },
+			"cached descriptions": func(_ *testing.T, db *pgtest.DB) *pgtest.DB {
+				return db.With("default_query_exec_mode", "cache_describe")
+			},
+			"exec": func(_ *testing.T, db *pgtest.DB) *pgtest.DB { return db.With("default_query_exec_mode", "exec") },
+			"simple protocol": func(_ *testing.T, db *pgtest.DB) *pgtest.DB {
+				return db.With("default_query_exec_mode", "simple_protocol")
+			},
+			"pgbouncer and exec": func(t *testing.T, db *pgtest.DB) *pgtest.DB {
+				t.Helper()
 				return db.Bouncer(t).With("default_query_exec_mode", "exec")
 			},
-			"pgbouncer and cached descriptions": func(db *pgtest.DB) *pgtest.DB {
+			"pgbouncer and cached descriptions": func(t *testing.T, db *pgtest.DB) *pgtest.DB {
+				t.Helper()
 				return db.Bouncer(t).With("default_query_exec_mode", "cache_describe")
 			},
+			"locks that are not real": withoutLocks,
 		} {
 			t.Run(name+" with "+way, func(t *testing.T) {
 				t.Parallel()
-				db := open(pgtest.New(t))
+				db := open(t, pgtest.New(t))
 				one, other := db.Pool(t), db.Pool(t)
 				var tables atomic.Int64
 				storetest.RunShared(t, func(t *testing.T) (server.Store, server.Store) {

@@ -175,8 +175,7 @@ func (l *txLease) Complete(ctx context.Context, r server.Response, ttl time.Dura
 	case commitAll:
 		return l.commit(ctx, conn, r, ttl)
 	case storeAlone:
-		leave(ctx, conn)
-		return l.storeAlone(ctx, r, ttl)
+		return l.storeAlone(ctx, conn, r, ttl)
 	case restart:
 		leave(ctx, conn)
 		return server.Record{}, server.ErrRestart
@@ -341,31 +340,42 @@ func (l *txLease) completed(r server.Response) server.Record {
 	return server.Record{Status: server.Completed, Operation: l.operation.ID, Attempt: l.operation.Attempt, Response: &r}
 }
 
-// storeAlone stores an answer whose effects were rolled back, unless somebody
-// else has completed the operation since.
-func (l *txLease) storeAlone(ctx context.Context, r server.Response, ttl time.Duration) (stored server.Record, err error) {
+// storeAlone rolls the effects back and stores the answer, on another session
+// if conn is lost.
+func (l *txLease) storeAlone(ctx context.Context, conn *pgxpool.Conn, r server.Response, ttl time.Duration) (stored server.Record, err error) {
+	abort(ctx, conn)
 	err = retry(ctx, func() error {
-		var inserted int64
-		err := l.store.flight(ctx, commit, func(b *pgx.Batch) {
-			l.queueDelete(b)
-			l.queueEnded(b, insertEndedOnce, server.Completed, &r, ttl).Exec(count(&inserted))
-		})
-		if err != nil {
-			return err
+		if conn == nil {
+			if conn, err = l.store.pool.Acquire(ctx); err != nil {
+				return err
+			}
 		}
-		if inserted > 0 {
-			stored = l.completed(r)
-			return nil
-		}
-		var found *record
-		err = l.store.flight(ctx, commit, func(b *pgx.Batch) { l.queueSelect(b, &found) })
-		if err != nil {
-			return err
-		}
-		stored, err = l.verdictOf(found)
+		stored, err = l.storeOn(ctx, conn, r, ttl)
+		conn.Release()
+		conn = nil
 		return err
 	})
 	return stored, err
+}
+
+// storeOn stores an answer, unless somebody else has completed the operation.
+func (l *txLease) storeOn(ctx context.Context, conn *pgxpool.Conn, r server.Response, ttl time.Duration) (server.Record, error) {
+	var inserted int64
+	err := flightOn(ctx, conn, commit, func(b *pgx.Batch) {
+		l.queueDelete(b)
+		l.queueEnded(b, insertEndedOnce, server.Completed, &r, ttl).Exec(count(&inserted))
+	})
+	if err != nil {
+		return server.Record{}, err
+	}
+	if inserted > 0 {
+		return l.completed(r), nil
+	}
+	var found *record
+	if err := flightOn(ctx, conn, commit, func(b *pgx.Batch) { l.queueSelect(b, &found) }); err != nil {
+		return server.Record{}, err
+	}
+	return l.verdictOf(found)
 }
 
 // verdictOf is what a record found after the end of this attempt means for it.

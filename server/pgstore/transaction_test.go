@@ -454,3 +454,27 @@ func TestUnknownCommitOfASessionThatLivesIsNotGuessed(t *testing.T) {
 	next, _ := comesToOwn(t, open(t, pgstore.Transactional, db), request("key"))
 	require.NoError(t, next.Lease.Release(t.Context(), nil))
 }
+
+func TestRejectionIsStoredAlsoAfterItsSessionIsLost(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	store := open(t, pgstore.Transactional, db.With("application_name", "victim"))
+	claim, ctx := begun(t, store, request("key"))
+	done(t, ctx, "key")
+	db.Terminate(t, "application_name = 'victim' AND state = 'idle in transaction'")
+	completed(t, claim, answer(404, "rejected"))
+	require.Equal(t, 0, effects(t, db, "key"))
+	require.Equal(t, "rejected", string(found(t, store, request("key")).Response.Body))
+}
+
+func TestRejectionNeedsNoSecondConnection(t *testing.T) {
+	t.Parallel()
+	pool := newDB(t).With("pool_max_conns", "2").Pool(t)
+	store := pgstore.Transactional(pool)
+	store.Logger = quiet
+	claim := owned(t, store, request("key"))
+	other, err := pool.Acquire(t.Context())
+	require.NoError(t, err)
+	defer other.Release()
+	completed(t, claim, answer(404, "rejected"))
+}

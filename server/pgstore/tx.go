@@ -30,7 +30,8 @@ type txKey struct{}
 // [ErrNoTx].
 //
 // A handler must read its rows to the end or close them, must not end the
-// transaction by a statement of its own, and must not use what Conn returns
+// transaction by a statement of its own, must leave role and search_path such
+// that the store's table can be written, and must not use what Conn returns
 // after it has returned.
 func Tx(ctx context.Context) pgx.Tx {
 	if t, ok := ctx.Value(txKey{}).(*tx); ok {
