@@ -54,8 +54,8 @@ var clusters = map[Mode]func() (*cluster, error){
 // cluster is a server on which tests may create databases.
 type cluster struct {
 	url    *url.URL
-	prefix string    // of the names of this process's databases
-	alive  *pgx.Conn // holds the lock that says so, on an existing server
+	prefix string // of the names of this process's databases
+	alive  any    // keeps the server, or the lock on prefix, for as long as the process lives
 
 	mu        sync.Mutex
 	last      int
@@ -77,7 +77,7 @@ func start(mode Mode) (*cluster, error) {
 	u := &url.URL{Scheme: "postgres", Path: "/postgres", RawQuery: url.Values{
 		"host": {s.Folder}, "user": {"postgres"}, "sslmode": {"disable"},
 	}.Encode()}
-	return &cluster{url: u, prefix: "test_", templates: map[string]string{}}, nil
+	return &cluster{url: u, prefix: "test_", templates: map[string]string{}, alive: s}, nil
 }
 
 // existing prepares the server that the environment names. Its databases carry

@@ -62,6 +62,24 @@ func TestNothingIsLeftHoweverTheProcessDies(t *testing.T) {
 	}
 }
 
+// TestGivenServerIsUsedAndSwept runs the test above as processes on a server
+// that is given to them.
+func TestGivenServerIsUsedAndSwept(t *testing.T) {
+	t.Parallel()
+	given := pgtest.New(t)
+	const left = "SELECT count(*) FROM pg_database WHERE datname LIKE 'idem_test_%'"
+	for _, c := range []struct {
+		end  string
+		left int
+	}{{"kill", 1}, {"return", 0}} {
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestNothingIsLeftHoweverTheProcessDies$")
+		cmd.Env = append(os.Environ(), "PGTEST_END="+c.end, "TEST_DATABASE_URL="+given.URL)
+		said, err := cmd.CombinedOutput()
+		require.Equal(t, c.end == "return", err == nil, string(said))
+		require.Equal(t, c.left, pgtest.Value[int](t, given, left))
+	}
+}
+
 func die(t *testing.T, end string) {
 	t.Helper()
 	db := pgtest.New(t)

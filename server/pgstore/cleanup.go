@@ -73,13 +73,17 @@ func (s *Store) round(ctx context.Context, clock *clockGuard) (pause time.Durati
 // cleanupAsLeader deletes a batch. It rests if another process is at it, or if
 // the clock is not to be trusted.
 func (s *Store) cleanupAsLeader(ctx context.Context, clock *clockGuard) (batch server.CleanupEvent, rests bool) {
+	facts, err := s.facts(ctx)
+	if err != nil {
+		return server.CleanupEvent{Err: err}, false
+	}
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
 		return server.CleanupEvent{Err: err}, false
 	}
 	defer conn.Release()
 	defer abort(ctx, conn)
-	leads, now, lag, err := s.lead(ctx, conn)
+	leads, now, lag, err := s.lead(ctx, conn, facts.locks)
 	if err != nil || !leads {
 		return server.CleanupEvent{Err: err}, err == nil
 	}
@@ -99,18 +103,18 @@ func (s *Store) cleanupAsLeader(ctx context.Context, clock *clockGuard) (batch s
 }
 
 // lead begins a transaction on conn and tries to become the only one to clean
-// up. It returns the database's time, and for how long records have been
-// expired.
-func (s *Store) lead(ctx context.Context, conn *pgxpool.Conn) (leads bool, now time.Time, lag time.Duration, err error) {
+// up, where locks are real. It returns the database's time, and for how long
+// records have been expired.
+func (s *Store) lead(ctx context.Context, conn *pgxpool.Conn, locks bool) (leads bool, now time.Time, lag time.Duration, err error) {
 	var us int64
 	b := &pgx.Batch{}
 	b.BeginTx(transaction)
-	if s.hasLocks() {
+	if locks {
 		b.Queue(tryOnlyLock, keyOf("cleanup", s.table())).QueryRow(scan(&leads))
 	}
 	b.Queue(s.sql(selectClock)).QueryRow(func(row pgx.Row) error { return row.Scan(&now, &us) })
 	err = conn.SendBatch(ctx, b).Close()
-	return leads || !s.hasLocks(), now, time.Duration(us) * time.Microsecond, err
+	return leads || !locks, now, time.Duration(us) * time.Microsecond, err
 }
 
 const (
