@@ -35,6 +35,21 @@ func TestTheDocsListEveryMetric(t *testing.T) {
 		shown = append(shown, strings.TrimSpace(family.GetName()+" "+strings.ToLower(family.GetType().String())+" "+strings.Join(labels, ", ")))
 	}
 	require.Equal(t, listed, shown)
+
+	list := submatches("(?s)`server.Result`: ([^.]+)\\.", read(t, docs))
+	require.Len(t, list, 1)
+	inDocs := strings.Fields(strings.ReplaceAll(list[0], ",", ""))
+	require.Equal(t, inDocs, results(t))
+}
+
+// results returns the results of requests, as package server lists them.
+func results(t *testing.T) []string {
+	t.Helper()
+	_, list, _ := strings.Cut(read(t, "../event.go"), "\nconst (\n")
+	list, _, _ = strings.Cut(list, "\n\n")
+	names := submatches(`Result\w+ +Result = "(\w+)"`, list)
+	require.Contains(t, names, "executed")
+	return names
 }
 
 // full returns a collector that shows every metric there is.
