@@ -121,6 +121,18 @@ func gather(t *testing.T, c prometheus.Collector) []*dto.MetricFamily {
 	return families
 }
 
+// family returns the metrics of c that have the given name.
+func family(t *testing.T, c prometheus.Collector, name string) *dto.MetricFamily {
+	t.Helper()
+	for _, family := range gather(t, c) {
+		if family.GetName() == name {
+			return family
+		}
+	}
+	require.Fail(t, "there is no metric "+name)
+	return nil
+}
+
 // labelValues returns the values of each label of c.
 func labelValues(t *testing.T, c prometheus.Collector) map[string]map[string]bool {
 	t.Helper()
