@@ -59,8 +59,8 @@ type Ticket struct {
 // is one commit with the handler's other effects, such as the row of a job.
 // Elsewhere the worker may be faster than the handler, and may even finish.
 //
-// Accept fails outside of a handler that a [Middleware] guards, and, with
-// [errors.ErrUnsupported], if its store cannot accept operations.
+// Accept fails outside of a handler that a [Middleware] guards, and with
+// [errors.ErrUnsupported] where the leases of its store are no [Acceptor].
 func Accept(ctx context.Context, lease time.Duration) (Ticket, error) {
 	e, ok := ctx.Value(operationKey{}).(*execution)
 	switch {
@@ -74,7 +74,7 @@ func Accept(ctx context.Context, lease time.Duration) (Ticket, error) {
 
 // acceptance is whether a handler has accepted its operation.
 type acceptance struct {
-	acceptor Acceptor // nil if the store cannot
+	acceptor Acceptor // nil if the store cannot, or there is no handler
 
 	mu    sync.Mutex
 	lease time.Duration // the worker's, 0 unless accepted
@@ -83,7 +83,7 @@ type acceptance struct {
 
 func (a *acceptance) accept(lease time.Duration) (Ticket, error) {
 	if a.acceptor == nil {
-		return Ticket{}, fmt.Errorf("idem: the store cannot accept operations: %w", errors.ErrUnsupported)
+		return Ticket{}, fmt.Errorf("idem: neither Do nor a store without Acceptors can accept an operation: %w", errors.ErrUnsupported)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()

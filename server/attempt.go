@@ -21,9 +21,7 @@ type attempt struct {
 
 // newAttempt returns the attempt that claim entitles to.
 func newAttempt(claim Claim, lease, ttl, timeout time.Duration) attempt {
-	e := &execution{Operation: claim.Operation}
-	e.acceptor, _ = claim.Lease.(Acceptor)
-	return attempt{execution: e, claim: claim, lease: lease, ttl: ttl, timeout: timeout}
+	return attempt{execution: &execution{Operation: claim.Operation}, claim: claim, lease: lease, ttl: ttl, timeout: timeout}
 }
 
 // answer is what an attempt ends with: its final response or, if lease is not

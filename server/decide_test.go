@@ -27,6 +27,10 @@ func TestDecide(t *testing.T) {
 		"owner lost a moment ago":        {Record{Status: Processing}, Rerun, ResultInFlight},
 		"owner lost, refusing":           {Record{Status: Processing}, Refuse, ResultIndeterminate},
 		"owner lost, another request":    {Record{Status: Processing, Reused: true}, Refuse, ResultReused},
+		"accepted":                       {Record{Status: Processing, LeaseLeft: 1, Response: answer}, Refuse, ResultAccepted},
+		"accepted for another request":   {Record{Status: Processing, LeaseLeft: 1, Response: answer, Reused: true}, Rerun, ResultReused},
+		"worker lost a moment ago":       {Record{Status: Processing, Response: answer}, Rerun, ResultInFlight},
+		"worker lost, refusing":          {Record{Status: Processing, Response: answer}, Refuse, ResultIndeterminate},
 		"failed a moment ago":            {Record{Status: Failed}, Refuse, ResultInFlight},
 		"failed, another request":        {Record{Status: Failed, Reused: true}, Rerun, ResultReused},
 		"no record at all":               {Record{}, Rerun, ResultStoreError},
@@ -101,7 +105,7 @@ func TestEveryRefusalHasAProblemOfItsOwn(t *testing.T) {
 		require.False(t, codes[p.Code], result)
 		codes[p.Code] = true
 	}
-	for _, result := range []Result{ResultExecuted, ResultReplayed, ResultUnkeyed, ResultRecorded} {
+	for _, result := range []Result{ResultExecuted, ResultReplayed, ResultAccepted, ResultUnkeyed, ResultRecorded} {
 		require.Zero(t, result.refusal(), result)
 	}
 }

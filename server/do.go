@@ -109,7 +109,7 @@ func found(rec Record, takeover Takeover) (Done, error) {
 		return Done{}, ErrReused
 	case ResultIndeterminate:
 		return Done{}, ErrIndeterminate
-	case ResultInFlight:
+	case ResultInFlight, ResultAccepted:
 		return Done{}, &InFlightError{Operation: rec.Operation, LeaseLeft: rec.LeaseLeft}
 	default:
 		return Done{}, fmt.Errorf("idem: the store returned a record that cannot be used: %v", rec.Status)

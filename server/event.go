@@ -12,10 +12,10 @@ type Result string
 // The results of requests that the middleware governs.
 const (
 	ResultExecuted      Result = "executed"      // the handler ran, and its answer is final
-	ResultAccepted      Result = "accepted"      // 202: the handler ran, and left the rest to a worker
 	ResultFailed        Result = "failed"        // the handler ran, and a retry will run it again
 	ResultReplayed      Result = "replayed"      // the stored answer was sent
-	ResultInFlight      Result = "in_flight"     // 202: another attempt is running, or a worker
+	ResultAccepted      Result = "accepted"      // 202: the handler, just now or earlier, has left the rest to a worker
+	ResultInFlight      Result = "in_flight"     // 202: another attempt is running
 	ResultReused        Result = "reused"        // 409: the key belongs to another request
 	ResultNotKept       Result = "not_kept"      // 409: done, but the answer was too large to keep
 	ResultIndeterminate Result = "indeterminate" // 409: the owner was lost, and Takeover is Refuse

@@ -256,12 +256,10 @@ func (x *exchange) answer(v verdict) {
 	case ResultReplayed:
 		x.event.StatusCode = v.record.Response.StatusCode
 		_ = replay(x.w, x.r, *v.record.Response, x.echo, Field{keyfield.Replayed, "true"})
+	case ResultAccepted:
+		x.event.StatusCode = v.record.Response.StatusCode
+		_ = replay(x.w, x.r, *v.record.Response, x.echo)
 	case ResultInFlight:
-		if v.record.Response != nil {
-			x.event.StatusCode = v.record.Response.StatusCode
-			_ = replay(x.w, x.r, *v.record.Response, x.echo)
-			return
-		}
 		x.refuse(x.inFlight())
 	default:
 		x.refuse(explain(v))

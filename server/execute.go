@@ -25,6 +25,7 @@ func (x *exchange) execute(claim Claim) (again bool) {
 	defer cancel()
 
 	a := newAttempt(claim, x.lease, x.ttl, x.storeTimeout)
+	a.acceptor, _ = claim.Lease.(Acceptor)
 	rec := newRecorder(x.w, x.r, x.recorderConfig(a.atomic()))
 	x.run(claim.Lease.Context(a.context(ctx)), a, rec)
 

@@ -48,7 +48,8 @@ func newFaultStore() *faultStore {
 	}
 }
 
-// on sets the hook of "claim", "complete", "release" or "extend"; nil heals it.
+// on sets the hook of "claim", "complete", "release", "extend", "accept",
+// "finish", "renew" or "find"; nil heals it.
 func (s *faultStore) on(call string, hook func() error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -102,9 +103,39 @@ func (s *faultStore) Claim(ctx context.Context, req server.ClaimRequest) (server
 	return claim, err
 }
 
+func (s *faultStore) Finish(ctx context.Context, t server.Ticket, r server.Response, ttl time.Duration) (server.Record, error) {
+	if err := s.enter("finish"); err != nil {
+		return server.Record{}, err
+	}
+	return s.Store.(server.Finisher).Finish(ctx, t, r, ttl)
+}
+
+func (s *faultStore) Renew(ctx context.Context, t server.Ticket, d time.Duration) error {
+	if err := s.enter("renew"); err != nil {
+		return err
+	}
+	return s.Store.(server.Finisher).Renew(ctx, t, d)
+}
+
+func (s *faultStore) Find(ctx context.Context, id server.ID) (server.Record, error) {
+	if err := s.enter("find"); err != nil {
+		return server.Record{}, err
+	}
+	return s.Store.(server.Finder).Find(ctx, id)
+}
+
 type faultLease struct {
 	server.Lease
 	store *faultStore
+}
+
+func (l *faultLease) Ticket() server.Ticket { return l.Lease.(server.Acceptor).Ticket() }
+
+func (l *faultLease) Accept(ctx context.Context, interim server.Response, d time.Duration) (server.Record, error) {
+	if err := l.store.enter("accept"); err != nil {
+		return server.Record{}, err
+	}
+	return l.Lease.(server.Acceptor).Accept(ctx, interim, d)
 }
 
 type atomicLease struct{ *faultLease }

@@ -87,12 +87,10 @@ func (x *exchange) tell(rec Record) {
 	switch {
 	case v.result == ResultReplayed:
 		_ = replay(x.w, x.r, *rec.Response, Field{keyfield.Replayed, "true"})
-	case v.result != ResultInFlight:
-		x.refuse(explain(v))
-	case rec.LeaseLeft <= 0: // failed, or lost
-		x.refuse(notFound(rec.Operation))
-	case rec.Response != nil:
+	case v.result == ResultAccepted:
 		_ = replay(x.w, x.r, *rec.Response)
+	case v.result == ResultInFlight && rec.LeaseLeft <= 0: // failed, or lost
+		x.refuse(notFound(rec.Operation))
 	default:
 		x.refuse(explain(v))
 	}

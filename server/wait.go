@@ -49,10 +49,6 @@ type verdict struct {
 	err    error
 }
 
-// waits reports whether the verdict may soon be another. That an operation has
-// been accepted is one to be content with.
-func (v verdict) waits() bool { return v.result == ResultInFlight && v.record.Response == nil }
-
 // decide says what a record means for a request that did not get the lease.
 func decide(rec Record, takeover Takeover) Result {
 	switch {
@@ -64,6 +60,8 @@ func decide(rec Record, takeover Takeover) Result {
 		return ResultReplayed
 	case rec.Status == Processing && rec.LeaseLeft <= 0 && takeover == Refuse:
 		return ResultIndeterminate
+	case rec.Status == Processing && rec.LeaseLeft > 0 && rec.Response != nil:
+		return ResultAccepted
 	case rec.Status == Processing || rec.Status == Failed:
 		return ResultInFlight
 	}
@@ -182,9 +180,9 @@ func (x *exchange) settle(deadline time.Time) verdict {
 		}
 	}
 	v := x.ask(deadline)
-	switch {
-	case v.result == ResultExecuted: // the turn goes on with the attempt
-	case v.waits():
+	switch v.result {
+	case ResultExecuted: // the turn goes on with the attempt
+	case ResultInFlight:
 		x.giveTurn()
 	default:
 		x.flight.finish(v)
@@ -230,13 +228,13 @@ func (x *exchange) awaitTurn(deadline time.Time) verdict {
 // ask claims until the answer is another than that an attempt is in flight.
 func (x *exchange) ask(deadline time.Time) verdict {
 	v := x.claim()
-	if !v.waits() || !x.room.fallAsleep(x.maxWaiters) {
+	if v.result != ResultInFlight || !x.room.fallAsleep(x.maxWaiters) {
 		return v
 	}
 	defer x.wakeUp(time.Now())
 	ctx, cancel := context.WithDeadline(x.r.Context(), deadline)
 	defer cancel()
-	for v.waits() && x.pause(ctx) {
+	for v.result == ResultInFlight && x.pause(ctx) {
 		v = x.claim()
 	}
 	return v
