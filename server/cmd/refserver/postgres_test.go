@@ -124,16 +124,17 @@ func TestSIGTERMOnPostgreSQLLosesNothing(t *testing.T) {
 			db := pgtest.New(t)
 			before := startProcess(t, []string{"DATABASE_URL=" + db.URL}, "-store=postgres", "-wait=0s")
 			after := startPostgres(t, db.URL)
-			running := claimed(t, db, before.url, path, "500ms")
+			running := inFlight(t, before.url, path, "500ms")
 			<-time.After(100 * time.Millisecond)
 			require.NoError(t, before.cmd.Process.Signal(syscall.SIGTERM))
 
-			require.Equal(t, http.StatusAccepted, post(after.url, path).status, "the client retries at the next instance")
+			replay := untilDone(t, after.url, path) // the client retries at the next instance
+			require.Equal(t, http.StatusCreated, replay.status)
+			require.Equal(t, "true", replay.header.Get("Idempotent-Replayed"))
 			require.Equal(t, http.StatusCreated, <-running)
 			require.NoError(t, before.cmd.Wait(), "the exit code must be 0")
 			requireCount(t, db, 1, "idem_operations")
 			requireCount(t, db, 1, "idem_operations WHERE status = 'completed'")
-			require.Equal(t, "true", post(after.url, path).header.Get("Idempotent-Replayed"))
 			requireCount(t, db, 1, "refserver.ledger")
 		})
 	}
@@ -157,14 +158,16 @@ func TestSIGTERMWaitsForAnswersThatAreNotRecordedYet(t *testing.T) {
 // cannot be recorded before unlock is called.
 func payWhileRecordIsLocked(t *testing.T, db *pgtest.DB, url string) (unlock func(), paid answer) {
 	t.Helper()
-	answers := make(chan answer, 1)
-	go func() { answers <- post(url, "/payments", "X-Fault: delay=300ms") }()
-	eventually(t, db, 1, "idem_operations")
+	db.Exec(t, `
+		CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$
+		BEGIN PERFORM pg_advisory_xact_lock_shared(1); RETURN NEW; END $$;
+		CREATE TRIGGER wait BEFORE UPDATE ON idem_operations FOR EACH ROW EXECUTE FUNCTION wait()`)
 	conn, err := pgx.Connect(t.Context(), db.URL)
 	require.NoError(t, err)
-	_, err = conn.Exec(t.Context(), "BEGIN; SELECT FROM idem_operations FOR UPDATE")
+	_, err = conn.Exec(t.Context(), "SELECT pg_advisory_lock(1)")
 	require.NoError(t, err)
-	return func() { require.NoError(t, conn.Close(context.WithoutCancel(t.Context()))) }, <-answers
+	unlock = func() { require.NoError(t, conn.Close(context.WithoutCancel(t.Context()))) }
+	return unlock, post(url, "/payments")
 }
 
 func TestAnOrderWhoseServerIsKilledIsOwnedByTheNextRetryAtOnce(t *testing.T) {
@@ -197,17 +200,17 @@ func TestAPaymentWhoseServerIsKilledIsMadeWhenItsLeaseIsOver(t *testing.T) {
 	early := post(second.url, "/payments")
 	require.Equal(t, http.StatusAccepted, early.status)
 	require.NotEmpty(t, early.header.Get("Retry-After"))
-	require.Equal(t, http.StatusCreated, untilDone(t, second.url).status)
+	require.Equal(t, http.StatusCreated, untilDone(t, second.url, "/payments").status)
 	require.GreaterOrEqual(t, time.Since(begin), lease)
 	requireCount(t, db, 1, "refserver.payments")
 	requireCount(t, db, 1, "idem_operations WHERE status = 'completed' AND attempt = 2")
 }
 
-// untilDone asks for a payment until it is done.
-func untilDone(t *testing.T, url string) (got answer) {
+// untilDone sends a request until it is not answered by 202.
+func untilDone(t *testing.T, url, path string) (got answer) {
 	t.Helper()
 	require.Eventually(t, func() bool {
-		got = post(url, "/payments")
+		got = post(url, path)
 		return got.status != http.StatusAccepted
 	}, 20*time.Second, 50*time.Millisecond)
 	return got
@@ -225,7 +228,7 @@ func TestAPaymentWhoseServerIsKilledBeforeItIsRecordedIsChargedOnce(t *testing.T
 	eventually(t, db, 0, "pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
 	unlock()
 
-	again := untilDone(t, second.url)
+	again := untilDone(t, second.url, "/payments")
 	require.Equal(t, http.StatusCreated, again.status)
 	require.Equal(t, paid.body, again.body)
 	require.Empty(t, again.header.Get("Idempotent-Replayed"), "nobody knew that it was done")
