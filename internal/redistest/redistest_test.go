@@ -76,8 +76,7 @@ func TestSentinelPromotesTheReplica(t *testing.T) {
 	client := s.Client(t)
 	redistest.Do(t, client, "SET", "before", "x")
 	redistest.Do(t, client, "WAIT", "1", "10000")
-	s.Master.Crash(t)
-	s.Promoted(t)
+	s.Failover(t)
 	require.Eventually(t, func() bool {
 		return client.Do(t.Context(), client.B().Set().Key("after").Value("x").Build()).Error() == nil
 	}, time.Minute, 20*time.Millisecond)

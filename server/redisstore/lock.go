@@ -137,7 +137,7 @@ func (l *Locked) run(ctx context.Context, script *rueidis.Lua, id server.ID, arg
 	if !l.outage.mayCall() {
 		return nil, errResting
 	}
-	limited, cancel := context.WithTimeout(ctx, l.timeout())
+	limited, cancel := within(ctx, l.timeout())
 	defer cancel()
 	reply, err := run(limited, l.client, script, keyOf(cmp.Or(l.Prefix, DefaultLockPrefix), id), args...)
 	switch {
@@ -147,6 +147,19 @@ func (l *Locked) run(ctx context.Context, script *rueidis.Lua, id server.ID, arg
 		l.logger().WarnContext(ctx, "Redis failed; the durable store is asked instead", "error", err)
 	}
 	return reply, err
+}
+
+// within returns ctx with a limit of d that is not its deadline: at a deadline
+// the client may close a connection under the calls of others.
+func within(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+	limited, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
+	timer := time.AfterFunc(d, func() { cancel(context.DeadlineExceeded) })
+	return limited, func() {
+		stop()
+		timer.Stop()
+		cancel(nil)
+	}
 }
 
 func (l *Locked) logger() *slog.Logger { return cmp.Or(l.Logger, slog.Default()) }
@@ -246,11 +259,9 @@ var errResting = errors.New("redisstore: Redis failed a moment ago")
 // outage keeps claims from waiting for a Redis that does not answer. The zero
 // value is none.
 type outage struct {
-	retryAt atomic.Int64 // nanoseconds since process start; 0 if Redis works
+	rest    time.Duration // for how long Redis is left alone; 0 means a second
+	retryAt atomic.Int64  // nanoseconds since process start; 0 if Redis works
 }
-
-// rest is how long Redis is left alone after it has failed.
-const rest = time.Second
 
 var processStart = time.Now()
 
@@ -258,12 +269,15 @@ var processStart = time.Now()
 // finds out whether it still does.
 func (o *outage) mayCall() bool {
 	at := o.retryAt.Load()
-	now := time.Since(processStart)
-	return at == 0 || int64(now) >= at && o.retryAt.CompareAndSwap(at, int64(now+rest))
+	return at == 0 || int64(time.Since(processStart)) >= at && o.retryAt.CompareAndSwap(at, o.afterRest())
+}
+
+func (o *outage) afterRest() int64 {
+	return int64(time.Since(processStart) + cmp.Or(o.rest, time.Second))
 }
 
 // begin notes that a call failed, and reports whether it is the first.
-func (o *outage) begin() bool { return o.retryAt.Swap(int64(time.Since(processStart)+rest)) == 0 }
+func (o *outage) begin() bool { return o.retryAt.Swap(o.afterRest()) == 0 }
 
 // end notes that a call succeeded, and reports whether others had failed.
 func (o *outage) end() bool { return o.retryAt.Load() != 0 && o.retryAt.Swap(0) != 0 }

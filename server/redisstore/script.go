@@ -41,9 +41,6 @@ var (
 // run runs a script on one key. It returns when ctx is done, which the client
 // does not promise.
 func run(ctx context.Context, client rueidis.Client, script *rueidis.Lua, key string, args ...string) ([]rueidis.RedisMessage, error) {
-	if ctx.Err() != nil {
-		return nil, context.Cause(ctx)
-	}
 	done := make(chan rueidis.RedisResult, 1)
 	go func() { done <- script.Exec(ctx, client, []string{key}, args) }()
 	select {

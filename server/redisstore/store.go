@@ -52,13 +52,17 @@ func (s *Store) Claim(ctx context.Context, req server.ClaimRequest) (server.Clai
 	if err := s.validate(req); err != nil {
 		return server.Claim{}, err
 	}
+	if ctx.Err() != nil {
+		return server.Claim{}, context.Cause(ctx)
+	}
 	s.check.Do(func() { go s.checkLater(context.WithoutCancel(ctx)) })
 	l := &lease{store: s, req: req, token: uuid.NewString(), operation: server.Operation{
 		ID: uuid.New(), Account: req.ID.Account, Key: req.ID.Key,
 	}}
 	reply, err := l.run(ctx, claimScript, milliseconds(req.Lease), milliseconds(req.TTL), takeover(req.Takeover))
 	if err != nil {
-		if _, answered := rueidis.IsRedisErr(err); !answered {
+		var refused *rueidis.RedisError
+		if !errors.As(err, &refused) {
 			go l.withdraw(context.WithoutCancel(ctx))
 		}
 		return server.Claim{}, err
