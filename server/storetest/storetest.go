@@ -11,7 +11,8 @@
 // A store whose leases are [server.AtomicLease] need not show that a claim is
 // in flight to be a good store: its claims hold until they are completed,
 // released or dropped with the connection. The rules about leases that end are
-// left out for it.
+// left out for it. So are, for a store whose leases are no [server.Acceptor], the
+// rules about operations that are accepted; the test's log then says so.
 package storetest
 
 import (
@@ -47,11 +48,11 @@ func Run(t *testing.T, newStore func(t *testing.T) server.Store) {
 func RunShared(t *testing.T, newStores func(t *testing.T) (server.Store, server.Store)) {
 	t.Helper()
 	store, peer := newStores(t)
-	atomic := isAtomic(&checker{TB: t, store: store, peer: peer, patience: patience})
-	for _, tc := range allCases() {
-		if tc.leaseOnly && atomic {
-			continue
-		}
+	atomic, accepts := abilities(&checker{TB: t, store: store, peer: peer, patience: patience})
+	if !accepts {
+		t.Log("the leases of this store are no Acceptors: the rules about operations that are accepted are left out")
+	}
+	for _, tc := range casesFor(atomic, accepts) {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			store, peer := newStores(t)
@@ -60,15 +61,23 @@ func RunShared(t *testing.T, newStores func(t *testing.T) (server.Store, server.
 	}
 }
 
-func allCases() []testCase { return slices.Concat(claimCases, leaseCases, optionalCases) }
+// casesFor returns the rules that bind a store with certain leases.
+func casesFor(atomic, accepts bool) []testCase {
+	cases := slices.Concat(claimCases, leaseCases, optionalCases)
+	if accepts {
+		cases = append(cases, acceptCases...)
+	}
+	return slices.DeleteFunc(cases, func(tc testCase) bool { return tc.leaseOnly && atomic })
+}
 
-// isAtomic finds out by a claim what kind of leases the store gives.
-func isAtomic(c *checker) bool {
+// abilities finds out by a claim what kind of leases the store gives.
+func abilities(c *checker) (atomic, accepts bool) {
 	c.Helper()
 	claim := c.owns(c.store, c.request("probe"))
 	c.releases(claim)
-	_, atomic := claim.Lease.(server.AtomicLease)
-	return atomic
+	_, atomic = claim.Lease.(server.AtomicLease)
+	_, accepts = claim.Lease.(server.Acceptor)
+	return atomic, accepts
 }
 
 // testCase is one rule.

@@ -169,6 +169,89 @@ func TestBrokenStoresAreFound(t *testing.T) {
 			spoiled{stats: func(s *server.Stats) { s.Failed, s.Processing = s.Processing, 0 }},
 			"a store counts what it holds",
 		},
+		"acceptances that complete": {
+			spoiled{accept: func(ctx context.Context, l *spoiledLease, interim server.Response, _ time.Duration) (server.Record, error) {
+				return l.Lease.Complete(ctx, interim, long)
+			}},
+			"an accepted operation is reported with its interim response",
+		},
+		"acceptances without an interim response": {
+			spoiled{accept: func(ctx context.Context, l *spoiledLease, interim server.Response, d time.Duration) (server.Record, error) {
+				rec, err := l.Lease.(server.Acceptor).Accept(ctx, server.Response{}, d)
+				rec.Response = &interim
+				return rec, err
+			}},
+			"an accepted operation is reported with its interim response",
+		},
+		"acceptances under the lease of the claim": {
+			spoiled{accept: func(ctx context.Context, l *spoiledLease, interim server.Response, _ time.Duration) (server.Record, error) {
+				return l.Lease.(server.Acceptor).Accept(ctx, interim, time.Millisecond)
+			}},
+			"an accepted operation has a lease of its own",
+		},
+		"acceptances that cut leases short": {
+			spoiled{accept: func(ctx context.Context, l *spoiledLease, interim server.Response, d time.Duration) (server.Record, error) {
+				rec, err := l.Lease.(server.Acceptor).Accept(ctx, interim, d)
+				return rec, errors.Join(err, l.Lease.Extend(ctx, d))
+			}},
+			"an acceptance does not cut a lease short",
+		},
+		"acceptances after a takeover": {
+			spoiled{accept: func(ctx context.Context, l *spoiledLease, interim server.Response, d time.Duration) (server.Record, error) {
+				rec, err := l.Lease.(server.Acceptor).Accept(ctx, interim, d)
+				if errors.Is(err, server.ErrLeaseLost) {
+					err = nil
+				}
+				return rec, err
+			}},
+			"an operation that was taken over cannot be accepted",
+		},
+		"tickets that anybody may renew": {
+			spoiled{renew: func(ctx context.Context, s *memstore.Store, t server.Ticket, d time.Duration) error {
+				if err := s.Renew(ctx, t, d); !errors.Is(err, server.ErrLeaseLost) {
+					return err
+				}
+				return nil
+			}},
+			"the ticket of an operation that was taken over cannot be renewed",
+		},
+		"renewals that do nothing": {
+			spoiled{renew: func(context.Context, *memstore.Store, server.Ticket, time.Duration) error { return nil }},
+			"a renewal moves the end of the lease and the expiry",
+		},
+		"finishes by a token that has passed on": {
+			spoiled{finish: func(ctx context.Context, s *memstore.Store, t server.Ticket, r server.Response) (server.Record, error) {
+				if err := s.Renew(ctx, t, long); err != nil {
+					return server.Record{}, err
+				}
+				return s.Finish(ctx, t, r, long)
+			}},
+			"the finish of a lost worker wins if it is first",
+		},
+		"finishes of good answers only": {
+			spoiled{finish: func(ctx context.Context, s *memstore.Store, t server.Ticket, r server.Response) (server.Record, error) {
+				if r.StatusCode >= 500 {
+					return server.Record{}, errHandler
+				}
+				return s.Finish(ctx, t, r, long)
+			}},
+			"a ticket finishes the operation in any process",
+		},
+		"finishes that tell what they were told": {
+			spoiled{finish: func(ctx context.Context, s *memstore.Store, t server.Ticket, r server.Response) (server.Record, error) {
+				rec, err := s.Finish(ctx, t, r, long)
+				rec.Response = &r
+				return rec, err
+			}},
+			"of concurrent finishes one wins",
+		},
+		"a look that claims": {
+			spoiled{find: func(ctx context.Context, s *memstore.Store, id server.ID) (server.Record, error) {
+				claim, err := s.Claim(ctx, server.ClaimRequest{ID: id, Lease: long, TTL: long})
+				return claim.Record, err
+			}},
+			"an operation is found and left alone",
+		},
 		"a wait that never ends": {
 			spoiled{wait: func(ctx context.Context) error { <-ctx.Done(); return errHandler }},
 			"a wait ends with its context",
@@ -178,7 +261,7 @@ func TestBrokenStoresAreFound(t *testing.T) {
 			t.Parallel()
 			newStore := func() server.Store { return &spoiledStore{spoiled: c.spoil} }
 			if c.found == "" {
-				require.Empty(t, failures(t, newStore, allCases(), patience))
+				require.Empty(t, failures(t, newStore, casesFor(false, true), patience))
 				return
 			}
 			require.Equal(t, []string{c.found}, failures(t, newStore, casesNamed(c.found), time.Second))
@@ -198,8 +281,17 @@ func reversed(fields []server.Field) []server.Field {
 // too.
 func TestModestStoresPass(t *testing.T) {
 	t.Parallel()
-	require.Empty(t, failures(t, func() server.Store { return bareStore{new(memstore.Store)} }, allCases(), patience))
+	require.Empty(t, failures(t, func() server.Store { return bareStore{new(memstore.Store)} }, casesFor(false, false), patience))
 	Run(t, func(*testing.T) server.Store { return atomicStore{new(memstore.Store)} })
+}
+
+// A store whose leases are Acceptors has to be the rest of it too.
+func TestHalfAnAcceptanceIsFound(t *testing.T) {
+	t.Parallel()
+	newStore := func() server.Store { return bareStore{new(memstore.Store)} }
+	for _, name := range []string{"a ticket finishes the operation in any process", "an operation is found and left alone"} {
+		require.Equal(t, []string{name}, failures(t, newStore, casesNamed(name), time.Second))
+	}
 }
 
 type bareStore struct{ server.Store }
@@ -219,7 +311,7 @@ type atomicLease struct{ server.Lease }
 func (atomicLease) Atomic() {}
 
 func casesNamed(name string) (cases []testCase) {
-	for _, tc := range allCases() {
+	for _, tc := range casesFor(false, true) {
 		if tc.name == name {
 			cases = append(cases, tc)
 		}
@@ -306,6 +398,10 @@ type spoiled struct {
 	cleanup  func(context.Context, *memstore.Store, int) (int, error)
 	stats    func(*server.Stats)
 	wait     func(context.Context) error
+	accept   func(context.Context, *spoiledLease, server.Response, time.Duration) (server.Record, error)
+	renew    func(context.Context, *memstore.Store, server.Ticket, time.Duration) error
+	finish   func(context.Context, *memstore.Store, server.Ticket, server.Response) (server.Record, error)
+	find     func(context.Context, *memstore.Store, server.ID) (server.Record, error)
 	detached bool
 }
 
@@ -379,6 +475,38 @@ func (l *spoiledLease) Extend(ctx context.Context, d time.Duration) error {
 		return l.store.extend(ctx, l, d)
 	}
 	return l.Lease.Extend(ctx, d)
+}
+
+func (l *spoiledLease) Ticket() server.Ticket {
+	return l.Lease.(server.Acceptor).Ticket()
+}
+
+func (l *spoiledLease) Accept(ctx context.Context, interim server.Response, d time.Duration) (server.Record, error) {
+	if l.store.accept != nil {
+		return l.store.accept(ctx, l, interim, d)
+	}
+	return l.Lease.(server.Acceptor).Accept(l.store.ctx(ctx), interim, d)
+}
+
+func (s *spoiledStore) Renew(ctx context.Context, t server.Ticket, d time.Duration) error {
+	if s.renew != nil {
+		return s.renew(ctx, &s.Store, t, d)
+	}
+	return s.Store.Renew(ctx, t, d)
+}
+
+func (s *spoiledStore) Finish(ctx context.Context, t server.Ticket, r server.Response, ttl time.Duration) (server.Record, error) {
+	if s.finish != nil {
+		return s.finish(ctx, &s.Store, t, r)
+	}
+	return s.Store.Finish(ctx, t, r, ttl)
+}
+
+func (s *spoiledStore) Find(ctx context.Context, id server.ID) (server.Record, error) {
+	if s.find != nil {
+		return s.find(ctx, &s.Store, id)
+	}
+	return s.Store.Find(ctx, id)
 }
 
 func (s *spoiledStore) Cleanup(ctx context.Context, limit int) (int, error) {
