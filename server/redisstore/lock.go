@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -52,10 +51,12 @@ type Locked struct {
 }
 
 var (
-	_ server.Store   = (*Locked)(nil)
-	_ server.Waiter  = (*Locked)(nil)
-	_ server.Cleaner = (*Locked)(nil)
-	_ server.Stater  = (*Locked)(nil)
+	_ server.Store    = (*Locked)(nil)
+	_ server.Finisher = (*Locked)(nil)
+	_ server.Finder   = (*Locked)(nil)
+	_ server.Waiter   = (*Locked)(nil)
+	_ server.Cleaner  = (*Locked)(nil)
+	_ server.Stater   = (*Locked)(nil)
 )
 
 // Lock returns the durable store with a door in the Redis of client in front
@@ -83,10 +84,7 @@ func (l *Locked) Claim(ctx context.Context, req server.ClaimRequest) (server.Cla
 	owned := &lockedLease{Lease: claim.Lease, store: l, id: req.ID, began: began, note: mine}
 	owned.note.state, owned.note.operation, owned.note.attempt = running, claim.Operation.ID, claim.Operation.Attempt
 	l.replaceOrSet(ctx, req.ID, mine, owned.note, req.Lease)
-	claim.Lease = owned
-	if _, atomic := owned.Lease.(server.AtomicLease); atomic {
-		claim.Lease = atomicLease{owned}
-	}
+	claim.Lease = owned.able()
 	return claim, nil
 }
 
@@ -172,6 +170,30 @@ func (l *Locked) Wait(ctx context.Context, id server.ID) error {
 	return errors.ErrUnsupported
 }
 
+// Find implements [server.Finder].
+func (l *Locked) Find(ctx context.Context, id server.ID) (server.Record, error) {
+	if durable, ok := l.durable.(server.Finder); ok {
+		return durable.Find(ctx, id)
+	}
+	return server.Record{}, errors.ErrUnsupported
+}
+
+// Finish implements [server.Finisher].
+func (l *Locked) Finish(ctx context.Context, t server.Ticket, r server.Response, ttl time.Duration) (server.Record, error) {
+	if durable, ok := l.durable.(server.Finisher); ok {
+		return durable.Finish(ctx, t, r, ttl)
+	}
+	return server.Record{}, errors.ErrUnsupported
+}
+
+// Renew implements [server.Finisher].
+func (l *Locked) Renew(ctx context.Context, t server.Ticket, d time.Duration) error {
+	if durable, ok := l.durable.(server.Finisher); ok {
+		return durable.Renew(ctx, t, d)
+	}
+	return errors.ErrUnsupported
+}
+
 // Cleanup implements [server.Cleaner].
 func (l *Locked) Cleanup(ctx context.Context, limit int) (int, error) {
 	if durable, ok := l.durable.(server.Cleaner); ok {
@@ -187,97 +209,3 @@ func (l *Locked) Stats(ctx context.Context) (server.Stats, error) {
 	}
 	return server.Stats{}, errors.ErrUnsupported
 }
-
-// lockedLease is a lease of the durable store whose note is on the door.
-type lockedLease struct {
-	server.Lease
-
-	store *Locked
-	id    server.ID
-	began time.Time // before the durable store was asked
-	note  note
-}
-
-// atomicLease is a lockedLease of a durable store with atomic ones.
-type atomicLease struct{ *lockedLease }
-
-// Atomic implements [server.AtomicLease].
-func (atomicLease) Atomic() {}
-
-// Extend implements [server.Lease].
-func (l *lockedLease) Extend(ctx context.Context, d time.Duration) error {
-	err := l.Lease.Extend(ctx, d)
-	if err == nil {
-		l.store.replace(ctx, l.id, l.note, l.note, d)
-	}
-	return err
-}
-
-// Complete implements [server.Lease]. The door is changed when the durable
-// store has decided, and not before.
-func (l *lockedLease) Complete(ctx context.Context, r server.Response, ttl time.Duration) (server.Record, error) {
-	rec, err := l.Lease.Complete(ctx, r, ttl)
-	if err != nil {
-		l.leave(ctx)
-		return rec, err
-	}
-	l.publish(ctx, rec, ttl)
-	return rec, nil
-}
-
-// Release implements [server.Lease].
-func (l *lockedLease) Release(ctx context.Context, cause error) error {
-	err := l.Lease.Release(ctx, cause)
-	l.leave(ctx)
-	return err
-}
-
-func (l *lockedLease) leave(ctx context.Context) { l.store.replace(ctx, l.id, l.note, nothing, 0) }
-
-// publish puts a finished answer on the door. It is not to stand there longer
-// than its record lives, which is known of a record of this attempt only: that
-// began to live when the operation was completed, after this attempt's claim.
-func (l *lockedLease) publish(ctx context.Context, rec server.Record, ttl time.Duration) {
-	own := rec.Operation == l.note.operation && rec.Attempt == l.note.attempt && !rec.Reused && rec.Response != nil
-	lifetime := min(cmp.Or(l.store.Fresh, 10*time.Minute), ttl-time.Since(l.began)-l.store.timeout())
-	if !own || lifetime < time.Millisecond {
-		l.leave(ctx)
-		return
-	}
-	finished := l.note
-	finished.state, finished.response = completed, encodeResponse(*rec.Response)
-	if len(finished.response) > cmp.Or(l.store.MaxAnswer, 64<<10) {
-		l.leave(ctx)
-		return
-	}
-	l.store.replaceOrSet(ctx, l.id, l.note, finished, lifetime)
-}
-
-// errResting says that Redis was not called.
-var errResting = errors.New("redisstore: Redis failed a moment ago")
-
-// outage keeps claims from waiting for a Redis that does not answer. The zero
-// value is none.
-type outage struct {
-	rest    time.Duration // for how long Redis is left alone; 0 means a second
-	retryAt atomic.Int64  // nanoseconds since process start; 0 if Redis works
-}
-
-var processStart = time.Now()
-
-// mayCall reports whether to call Redis. While it fails, one call in a rest
-// finds out whether it still does.
-func (o *outage) mayCall() bool {
-	at := o.retryAt.Load()
-	return at == 0 || int64(time.Since(processStart)) >= at && o.retryAt.CompareAndSwap(at, o.afterRest())
-}
-
-func (o *outage) afterRest() int64 {
-	return int64(time.Since(processStart) + cmp.Or(o.rest, time.Second))
-}
-
-// begin notes that a call failed, and reports whether it is the first.
-func (o *outage) begin() bool { return o.retryAt.Swap(o.afterRest()) == 0 }
-
-// end notes that a call succeeded, and reports whether others had failed.
-func (o *outage) end() bool { return o.retryAt.Load() != 0 && o.retryAt.Swap(0) != 0 }

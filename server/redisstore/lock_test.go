@@ -183,7 +183,7 @@ func TestEveryDoorExpires(t *testing.T) {
 	require.InDelta(t, 600_000, lifetimes(t, client)[key], 1000, "when it is completed")
 }
 
-func TestOptionalAbilitiesAreThoseOfTheDurableStore(t *testing.T) {
+func TestTheStoreHasTheAbilitiesOfTheDurableOne(t *testing.T) {
 	t.Parallel()
 	client := redistest.Client(t)
 	lock := newLock(t, client, struct{ server.Store }{&memstore.Store{}})
@@ -192,13 +192,14 @@ func TestOptionalAbilitiesAreThoseOfTheDurableStore(t *testing.T) {
 	require.ErrorIs(t, err, errors.ErrUnsupported)
 	_, err = lock.Stats(t.Context())
 	require.ErrorIs(t, err, errors.ErrUnsupported)
-	_, atomic := owned(t, lock, request("key")).Lease.(server.AtomicLease)
-	require.False(t, atomic)
+	_, err = lock.Find(t.Context(), request("key").ID)
+	require.ErrorIs(t, err, errors.ErrUnsupported)
+	_, err = lock.Finish(t.Context(), server.Ticket{}, answer("done"), time.Minute)
+	require.ErrorIs(t, err, errors.ErrUnsupported)
+	require.ErrorIs(t, lock.Renew(t.Context(), server.Ticket{}, time.Minute), errors.ErrUnsupported)
 
 	lock = newLock(t, client, open(t, pgstore.Transactional, newDB(t)))
 	claim := owned(t, lock, request("key"))
-	_, atomic = claim.Lease.(server.AtomicLease)
-	require.True(t, atomic)
 	var one int
 	require.NoError(t, pgstore.Tx(claim.Lease.Context(t.Context())).QueryRow(t.Context(), "SELECT 1").Scan(&one))
 	completed(t, claim, answer("done"))
@@ -209,6 +210,70 @@ func TestOptionalAbilitiesAreThoseOfTheDurableStore(t *testing.T) {
 	deleted, err := lock.Cleanup(t.Context(), 1)
 	require.NoError(t, err)
 	require.Zero(t, deleted)
+}
+
+// leasing is a durable store that makes its leases something else.
+type leasing struct {
+	server.Store
+
+	as func(server.Acceptor) server.Lease
+}
+
+func (l leasing) Claim(ctx context.Context, req server.ClaimRequest) (server.Claim, error) {
+	claim, err := l.Store.Claim(ctx, req)
+	if acceptor, ok := claim.Lease.(server.Acceptor); ok {
+		claim.Lease = l.as(acceptor)
+	}
+	return claim, err
+}
+
+type atomicLease struct{ server.Lease }
+
+func (atomicLease) Atomic() {}
+
+type atomicAcceptor struct{ server.Acceptor }
+
+func (atomicAcceptor) Atomic() {}
+
+func TestLeasesHaveTheAbilitiesOfTheDurableOnes(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		as              func(server.Acceptor) server.Lease
+		atomic, accepts bool
+	}{
+		"none":   {func(a server.Acceptor) server.Lease { return struct{ server.Lease }{a} }, false, false},
+		"accept": {func(a server.Acceptor) server.Lease { return a }, false, true},
+		"atomic": {func(a server.Acceptor) server.Lease { return atomicLease{a} }, true, false},
+		"both":   {func(a server.Acceptor) server.Lease { return atomicAcceptor{a} }, true, true},
+	} {
+		lock := newLock(t, redistest.Client(t), leasing{&memstore.Store{}, c.as})
+		claim := owned(t, lock, request("key"))
+		_, atomic := claim.Lease.(server.AtomicLease)
+		require.Equal(t, c.atomic, atomic, name)
+		_, accepts := claim.Lease.(server.Acceptor)
+		require.Equal(t, c.accepts, accepts, name)
+		completed(t, claim, answer("done"))
+	}
+}
+
+// TestAnAcceptedOperationIsTheDurableStoresOwn has a worker that knows nothing
+// of Redis finish what a handler behind the lock accepted.
+func TestAnAcceptedOperationIsTheDurableStoresOwn(t *testing.T) {
+	t.Parallel()
+	durable := &memstore.Store{}
+	lock, req := newLock(t, redistest.Client(t), durable), request("key")
+	claim := owned(t, lock, req)
+	acceptor := claim.Lease.(server.Acceptor)
+	_, err := acceptor.Accept(t.Context(), answer("working"), time.Minute)
+	require.NoError(t, err)
+	for range 2 {
+		rec := found(t, lock, req)
+		require.Equal(t, claim.Operation.ID, rec.Operation)
+		require.Equal(t, answer("working"), *rec.Response)
+	}
+	_, err = durable.Finish(t.Context(), acceptor.Ticket(), answer("done"), time.Minute)
+	require.NoError(t, err)
+	require.Equal(t, answer("done"), *found(t, lock, req).Response)
 }
 
 // TestAttemptsThatAreUndoneLeaveTheDoorOpen runs an operation again whose
@@ -223,7 +288,11 @@ func TestAttemptsThatAreUndoneLeaveTheDoorOpen(t *testing.T) {
 	require.Error(t, err)
 	_, err = claim.Lease.Complete(t.Context(), answer("done"), time.Minute)
 	require.ErrorIs(t, err, server.ErrRestart)
-	completed(t, owned(t, lock, req), answer("done"))
+	require.Eventually(t, func() bool { // when the session is gone, and long before the lease of a minute ends
+		claim, err = lock.Claim(t.Context(), req)
+		return err == nil && claim.Lease != nil
+	}, 20*time.Second, 5*time.Millisecond)
+	completed(t, claim, answer("done"))
 }
 
 func TestNegativeFieldsAreRefused(t *testing.T) {
@@ -261,7 +330,7 @@ func TestAnOutageCostsTimeOncePerSecond(t *testing.T) {
 				require.True(t, found(t, lock, somethingElse(request(key))).Reused)
 			}
 			took := time.Since(began)
-			require.Less(t, took, lock.Timeout*time.Duration(2+took/time.Second))
+			require.Less(t, took, lock.Timeout*(2+took/time.Second))
 			require.Equal(t, 1, strings.Count(log.String(), "Redis failed"), log)
 
 			if name == "crashed" {
@@ -277,9 +346,9 @@ func TestAnOutageCostsTimeOncePerSecond(t *testing.T) {
 	}
 }
 
-// forgetful executes one operation through two processes with a lock, makes
-// Redis forget everything at the time given, and lets a duplicate come to the
-// other process right after. It demands one effect, whatever Redis forgets.
+// TestRedisForgetsBehindALock executes one operation through two processes with
+// a lock, makes Redis forget everything at some time, and lets a duplicate come
+// to the other process right after. There is one effect, whatever is forgotten.
 func TestRedisForgetsBehindALock(t *testing.T) {
 	t.Parallel()
 	for name, newDurable := range durables {
@@ -344,12 +413,12 @@ type completing struct {
 
 func (c *completing) Claim(ctx context.Context, req server.ClaimRequest) (server.Claim, error) {
 	claim, err := c.Store.Claim(ctx, req)
-	switch l := claim.Lease.(type) {
-	case nil:
-	case server.AtomicLease:
-		claim.Lease = atomicCompletingLease{l, c.before}
-	default:
-		claim.Lease = completingLease{l, c.before}
+	_, atomic := claim.Lease.(server.AtomicLease)
+	if claim.Lease != nil {
+		claim.Lease = completingLease{claim.Lease, c.before}
+	}
+	if atomic {
+		claim.Lease = atomicLease{claim.Lease}
 	}
 	return claim, err
 }
@@ -363,17 +432,6 @@ type completingLease struct {
 func (l completingLease) Complete(ctx context.Context, r server.Response, ttl time.Duration) (server.Record, error) {
 	l.before()
 	return l.Lease.Complete(ctx, r, ttl)
-}
-
-type atomicCompletingLease struct {
-	server.AtomicLease
-
-	before func()
-}
-
-func (l atomicCompletingLease) Complete(ctx context.Context, r server.Response, ttl time.Duration) (server.Record, error) {
-	l.before()
-	return l.AtomicLease.Complete(ctx, r, ttl)
 }
 
 func guard(store server.Store, handler http.Handler) http.Handler {

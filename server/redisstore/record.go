@@ -63,7 +63,7 @@ type reader struct {
 	err   error
 }
 
-// record reads what report in record.lua returns.
+// record reads the record that a reply ends with.
 func (r *reader) record() (server.Record, error) {
 	rec := server.Record{Operation: r.uuid(), Attempt: r.int(), Status: r.status()}
 	leaseLeft := time.Duration(r.int()) * time.Millisecond

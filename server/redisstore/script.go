@@ -17,10 +17,14 @@ var (
 	claimLua string
 	//go:embed lua/extend.lua
 	extendLua string
+	//go:embed lua/accept.lua
+	acceptLua string
 	//go:embed lua/complete.lua
 	completeLua string
 	//go:embed lua/release.lua
 	releaseLua string
+	//go:embed lua/find.lua
+	findLua string
 	//go:embed lua/enter.lua
 	enterLua string
 	//go:embed lua/replace.lua
@@ -32,8 +36,10 @@ var (
 var (
 	claimScript    = rueidis.NewLuaScriptRetryable(recordLua + claimLua)
 	extendScript   = rueidis.NewLuaScriptRetryable(recordLua + extendLua)
+	acceptScript   = rueidis.NewLuaScriptRetryable(recordLua + acceptLua)
 	completeScript = rueidis.NewLuaScriptRetryable(recordLua + completeLua)
 	releaseScript  = rueidis.NewLuaScriptRetryable(recordLua + releaseLua)
+	findScript     = rueidis.NewLuaScriptRetryable(recordLua + findLua)
 	enterScript    = rueidis.NewLuaScript(enterLua)
 	replaceScript  = rueidis.NewLuaScript(replaceLua)
 )

@@ -41,11 +41,11 @@ func TestStoreInACluster(t *testing.T) {
 	runSuite(t, cluster.Client(t), cluster.Client(t))
 }
 
-func TestStoreBehindASentinel(t *testing.T) {
+func TestStoreBehindASentinel(t *testing.T) { //nolint:tparallel // the failover is between the subtests
 	t.Parallel()
 	sentinel := redistest.StartSentinel(t)
 	one, other := sentinel.Client(t), sentinel.Client(t)
-	t.Run("before the failover", func(t *testing.T) { runSuite(t, one, other) }) //nolint:paralleltest // what comes after it must wait
+	t.Run("before the failover", func(t *testing.T) { runSuite(t, one, other) })
 
 	store, req := newStore(t, one), request("from before the failover")
 	claim := owned(t, store, req)
@@ -61,7 +61,7 @@ func TestStoreBehindASentinel(t *testing.T) {
 	completed(t, claim, answer("done"))
 	require.Equal(t, answer("done"), *found(t, store, req).Response)
 
-	t.Run("after the failover", func(t *testing.T) { runSuite(t, one, other) }) //nolint:paralleltest // as above
+	t.Run("after the failover", func(t *testing.T) { runSuite(t, one, other) })
 }
 
 // TestOperationsInACluster executes operations in all of its nodes.

@@ -105,7 +105,7 @@ func TestNothingThatHappensToRedisDoublesAnEffect(t *testing.T) {
 					lock.SetRest(20 * time.Millisecond)
 					stores[i] = lock
 				}
-				operations := 200
+				operations := 100
 				if name == "memory" || name == "PostgreSQL" && fate == "killed and restarted" {
 					operations = 2000
 				}

@@ -1,12 +1,12 @@
--- Stores the response, or reports the record if somebody else has ended the
--- operation. It asks for the operation and not for the token: an owner that
--- outlived its lease has done the work all the same. A record that Redis has
--- forgotten is put back.
+-- Stores the final response, unless somebody else has ended the operation. It
+-- asks for the operation and not for the token: who outlived his lease has done
+-- the work all the same. A record that Redis has forgotten is put back by an
+-- owner.
 
 local attempt, response, ttl = ARGV[4], ARGV[5], ARGV[6]
 
-if exists and (record.status == 'completed' or record.operation ~= operation) then
-	return report()
+if exists and (record.status == 'completed' or record.operation ~= operation) or not exists and not known then
+	return reply(0)
 end
 if not exists then
 	redis.call('HSET', key, 'operation', operation, 'attempt', attempt, 'fingerprint', fingerprint)

@@ -1,10 +1,10 @@
--- Moves the end of the caller's lease, and returns 0 if that is lost. A record
--- that Redis has forgotten is put back.
+-- Moves the end of the caller's lease. A record that Redis has forgotten is put
+-- back by an owner.
 
 local attempt, lease, ttl = ARGV[4], ARGV[5], ARGV[6]
 
-if exists and (record.status ~= 'processing' or record.token ~= token) then
-	return {0}
+if not mine and (exists or not known) then
+	return reply(0)
 end
 hold(operation, attempt, lease, ttl)
 return {1}

@@ -2,9 +2,10 @@
 
 local ttl = ARGV[4]
 
-if exists and record.status == 'processing' and record.token == token then
-	redis.call('HSET', key, 'status', 'failed')
-	redis.call('HDEL', key, 'token', 'lease_until', 'response')
-	redis.call('PEXPIRE', key, ttl)
+if not mine then
+	return reply(0)
 end
+redis.call('HSET', key, 'status', 'failed')
+redis.call('HDEL', key, 'token', 'lease_until', 'response')
+redis.call('PEXPIRE', key, ttl)
 return {1}
