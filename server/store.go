@@ -185,10 +185,12 @@ type Acceptor interface {
 //     as the final answer, whatever its status, and the record then lives for
 //     ttl. The first completion of an operation wins, also that of a worker
 //     whose lease was taken over. Whoever comes second changes nothing and gets
-//     the stored record. ErrLeaseLost says that the operation has expired.
+//     the stored record. ErrLeaseLost says that there is no such operation any
+//     more: it has expired, and its key may have been used again.
 //   - Renew is to a ticket what Extend is to a Lease: it moves the end of the
 //     lease to d from now. ErrLeaseLost says that the operation has ended or
-//     belongs to another attempt, and that the worker can stop.
+//     belongs to another attempt, and that the worker can stop. An attempt under
+//     an [AtomicLease] that has not ended may lose to the renewal instead.
 //
 // Both may be called in any process, as often as is useful, and, unless the
 // Lease was atomic, before Accept.

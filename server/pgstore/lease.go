@@ -71,11 +71,12 @@ func (c *claiming) queueInsert(b *pgx.Batch, operation uuid.UUID, lease time.Dur
 		lease.Microseconds(), lease.Microseconds()+c.req.TTL.Microseconds())
 }
 
-// queueSelect queues a look at the record, which *r will be.
-func (c *claiming) queueSelect(b *pgx.Batch, r **record) {
-	b.Queue(c.store.sql(selectRecord), c.req.ID.Account, c.req.ID.Key).QueryRow(func(row pgx.Row) error {
-		return read(row, r)
-	})
+// queueSelect queues a look at the record of the claim.
+func (c *claiming) queueSelect(b *pgx.Batch, r **record) { c.store.queueSelect(b, c.req.ID, r) }
+
+// queueSelect queues a look at the record of id, which *r will be.
+func (s *Store) queueSelect(b *pgx.Batch, id server.ID, r **record) {
+	b.Queue(s.sql(selectRecord), id.Account, id.Key).QueryRow(func(row pgx.Row) error { return read(row, r) })
 }
 
 // takeOver claims the dead record r, unless somebody changed it first.
@@ -134,58 +135,79 @@ func (l *lease) Context(parent context.Context) context.Context { return parent 
 
 // Extend implements [server.Lease].
 func (l *lease) Extend(ctx context.Context, d time.Duration) error {
-	extended, err := l.update(ctx, extend, l.token, d.Microseconds(), d.Microseconds()+l.req.TTL.Microseconds())
+	return l.store.extend(ctx, l.req.ID, l.token, d, l.req.TTL)
+}
+
+// Complete implements [server.Lease].
+func (l *lease) Complete(ctx context.Context, r server.Response, ttl time.Duration) (server.Record, error) {
+	return l.store.complete(ctx, l.operation, r, ttl)
+}
+
+// Release implements [server.Lease].
+func (l *lease) Release(ctx context.Context, _ error) error {
+	_, err := l.store.update(ctx, l.req.ID, release, l.token, l.req.TTL.Microseconds())
+	return err
+}
+
+// extend moves the end of the lease with the token, and the expiry, which is the
+// TTL later.
+func (s *Store) extend(ctx context.Context, id server.ID, token uuid.UUID, d, ttl time.Duration) error {
+	extended, err := s.update(ctx, id, extend, token, d.Microseconds(), d.Microseconds()+ttl.Microseconds())
 	if err == nil && extended == 0 {
 		return server.ErrLeaseLost
 	}
 	return err
 }
 
-// Complete implements [server.Lease]. It demands the operation's id and not the
-// claim's token: an owner that outlived its lease has done the work all the
-// same.
-func (l *lease) Complete(ctx context.Context, r server.Response, ttl time.Duration) (server.Record, error) {
-	completed, err := l.update(ctx, complete, l.operation.ID, ttl.Microseconds(),
-		int16(r.StatusCode), encodeHeaders(r.Fields), r.Body, responseFlags(r))
+// complete stores the answer of an operation that has none. It demands the
+// operation's id and not the claim's token: an owner that outlived its lease has
+// done the work all the same.
+func (s *Store) complete(ctx context.Context, op server.Operation, r server.Response, ttl time.Duration) (server.Record, error) {
+	completed, err := s.update(ctx, idOf(op), complete, completion(op, r, ttl)[2:]...)
 	if err != nil {
 		return server.Record{}, err
 	}
-	if completed > 0 {
-		return server.Record{
-			Status: server.Completed, Operation: l.operation.ID, Attempt: l.operation.Attempt, Response: &r,
-		}, nil
+	if completed == 0 {
+		return s.stored(ctx, op)
 	}
-	return l.stored(ctx)
+	return server.Record{Status: server.Completed, Operation: op.ID, Attempt: op.Attempt, Response: &r}, nil
+}
+
+// completion returns the arguments of the statement complete.
+func completion(op server.Operation, r server.Response, ttl time.Duration) []any {
+	return []any{
+		op.Account, op.Key, op.ID, ttl.Microseconds(),
+		int16(r.StatusCode), encodeHeaders(r.Fields), r.Body, responseFlags(r),
+	}
 }
 
 // stored returns the record by which somebody else completed the operation.
-func (l *lease) stored(ctx context.Context) (server.Record, error) {
-	var r *record
-	err := retry(ctx, func() error {
-		return l.store.flight(ctx, commit, func(b *pgx.Batch) { l.queueSelect(b, &r) })
-	})
+func (s *Store) stored(ctx context.Context, op server.Operation) (server.Record, error) {
+	r, err := s.look(ctx, idOf(op))
 	if err != nil {
 		return server.Record{}, err
 	}
-	if r == nil || r.operation != l.operation.ID || r.status != server.Completed {
+	if r == nil || r.operation != op.ID || r.status != server.Completed {
 		return server.Record{}, server.ErrLeaseLost
 	}
-	return r.reported(l.req.Fingerprint), nil
+	return r.reported(r.fingerprint), nil
 }
 
-// Release implements [server.Lease].
-func (l *lease) Release(ctx context.Context, _ error) error {
-	_, err := l.update(ctx, release, l.token, l.req.TTL.Microseconds())
-	return err
-}
-
-// update runs a statement that changes at most the lease's own record. It may
-// be sent twice: the second time it finds nothing left to change.
-func (l *lease) update(ctx context.Context, statement string, args ...any) (rows int64, err error) {
-	args = append([]any{l.req.ID.Account, l.req.ID.Key}, args...)
+// look returns the record of id, live or dead, or nil.
+func (s *Store) look(ctx context.Context, id server.ID) (r *record, err error) {
 	err = retry(ctx, func() error {
-		return l.store.flight(ctx, commit, func(b *pgx.Batch) {
-			b.Queue(l.store.sql(statement), args...).Exec(count(&rows))
+		return s.flight(ctx, commit, func(b *pgx.Batch) { s.queueSelect(b, id, &r) })
+	})
+	return r, err
+}
+
+// update runs a statement that changes at most the record of id. It may be sent
+// twice: the second time it finds nothing left to change.
+func (s *Store) update(ctx context.Context, id server.ID, statement string, args ...any) (rows int64, err error) {
+	args = append([]any{id.Account, id.Key}, args...)
+	err = retry(ctx, func() error {
+		return s.flight(ctx, commit, func(b *pgx.Batch) {
+			b.Queue(s.sql(statement), args...).Exec(count(&rows))
 		})
 	})
 	return rows, err

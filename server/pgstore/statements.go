@@ -80,18 +80,29 @@ SET lease_until = clock_timestamp() + $4::bigint * interval '1 microsecond',
     expires_at = clock_timestamp() + $5::bigint * interval '1 microsecond'
 WHERE account_id = $1 AND idempotency_key = $2 AND claim_token = $3::uuid AND status = 'processing'`
 
-	// insertEnded stores an operation that ends with the transaction that
-	// executed it, or right after it.
+	// accept gives the record with the token $3 an interim answer, and the
+	// worker's lease if that ends later.
+	accept = `
+UPDATE {table}
+SET response_status = $6::smallint, response_headers = $7::bytea, response_body = $8::bytea, response_flags = $9::integer,
+    lease_until = greatest(lease_until, clock_timestamp() + $4::bigint * interval '1 microsecond'),
+    expires_at = greatest(expires_at, clock_timestamp() + $5::bigint * interval '1 microsecond')
+WHERE account_id = $1 AND idempotency_key = $2 AND claim_token = $3::uuid AND status = 'processing'`
+
+	// insertEnded stores an operation whose attempt ends with the transaction
+	// that executed it, or right after it. One that was accepted has a lease
+	// of $13.
 	insertEnded = `
 INSERT INTO {table} (account_id, idempotency_key, operation_id, fingerprint, fingerprint_version,
                      status, attempt, claim_token,
                      response_status, response_headers, response_body, response_flags,
-                     created_at, completed_at, expires_at)
+                     lease_until, created_at, completed_at, expires_at)
 VALUES ($1, $2, $3::uuid, $4::bytea, $5::smallint,
         $6, $7::integer, $8::uuid,
         $9::smallint, $10::bytea, $11::bytea, $12::integer,
+        CASE WHEN $6 = 'processing' THEN clock_timestamp() + $13::bigint * interval '1 microsecond' END,
         now(), CASE WHEN $6 = 'completed' THEN clock_timestamp() END,
-        clock_timestamp() + $13::bigint * interval '1 microsecond')`
+        clock_timestamp() + $14::bigint * interval '1 microsecond')`
 
 	// insertEndedOnce is insertEnded that leaves a record alone.
 	insertEndedOnce = insertEnded + `

@@ -161,21 +161,34 @@ func (l *txLease) Extend(context.Context, time.Duration) error { return nil }
 
 // Complete implements [server.Lease].
 func (l *txLease) Complete(ctx context.Context, r server.Response, ttl time.Duration) (server.Record, error) {
+	return l.end(ctx, ended{status: server.Completed, response: &r, ttl: ttl})
+}
+
+// ended is what an attempt leaves behind.
+type ended struct {
+	status   server.Status
+	response *server.Response // nil if it has failed
+	lease    time.Duration    // of the worker, if it was accepted
+	ttl      time.Duration    // until it expires
+}
+
+// end ends the attempt with an answer, final or interim.
+func (l *txLease) end(ctx context.Context, e ended) (server.Record, error) {
 	if l.conn == nil {
 		return l.lookUp(ctx)
 	}
 	if ctx.Err() != nil {
 		return server.Record{}, context.Cause(ctx)
 	}
-	conn, code, err := l.end(ctx)
+	conn, code, err := l.takeBack(ctx)
 	if err != nil {
 		return server.Record{}, fmt.Errorf("%w: %w", server.ErrRolledBack, err)
 	}
-	switch endingOf(r.StatusCode, stateOf(conn), code) {
+	switch endingOf(e.response.StatusCode, stateOf(conn), code) {
 	case commitAll:
-		return l.commit(ctx, conn, r, ttl)
+		return l.commit(ctx, conn, e)
 	case storeAlone:
-		return l.storeAlone(ctx, conn, r, ttl)
+		return l.storeAlone(ctx, conn, e)
 	case restart:
 		leave(ctx, conn)
 		return server.Record{}, server.ErrRestart
@@ -185,9 +198,9 @@ func (l *txLease) Complete(ctx context.Context, r server.Response, ttl time.Dura
 	}
 }
 
-// end takes the session from the handler, with the last SQLSTATE that the
+// takeBack takes the session from the handler, with the last SQLSTATE that the
 // handler met. If the handler has left something running on it, it is cut.
-func (l *txLease) end(ctx context.Context) (conn *pgxpool.Conn, code string, err error) {
+func (l *txLease) takeBack(ctx context.Context) (conn *pgxpool.Conn, code string, err error) {
 	conn, l.conn = l.conn, nil
 	code, err = l.tx.end(ctx)
 	if err != nil {
@@ -244,7 +257,7 @@ func endingOf(status int, state byte, code string) ending {
 // commit stores the answer with the handler's effects, in place of the
 // handler's own COMMIT. The insert is plain, so that only an error of it can
 // keep the COMMIT behind it from being executed, and does.
-func (l *txLease) commit(ctx context.Context, conn *pgxpool.Conn, r server.Response, ttl time.Duration) (server.Record, error) {
+func (l *txLease) commit(ctx context.Context, conn *pgxpool.Conn, e ended) (server.Record, error) {
 	var inserted int64
 	b := &pgx.Batch{}
 	if l.placed {
@@ -252,12 +265,12 @@ func (l *txLease) commit(ctx context.Context, conn *pgxpool.Conn, r server.Respo
 	} else {
 		l.queueDelete(b)
 	}
-	l.queueEnded(b, insertEnded, server.Completed, &r, ttl).Exec(count(&inserted))
+	l.queueEnded(b, insertEnded, e).Exec(count(&inserted))
 	err := send(ctx, conn, b, commit)
 	conn.Release()
 	switch outcomeOf(err, inserted > 0) {
 	case committed:
-		return l.completed(r), nil
+		return l.reported(e), nil
 	case conflict:
 		return server.Record{}, server.ErrRestart
 	case refused:
@@ -318,31 +331,33 @@ func (l *txLease) queueDelete(b *pgx.Batch) {
 	}
 }
 
-// queueEnded queues the insertion of the operation's final record. r is nil
-// unless it is completed.
-func (l *txLease) queueEnded(b *pgx.Batch, statement string, status server.Status, r *server.Response, ttl time.Duration) *pgx.QueuedQuery {
+// queueEnded queues the insertion of the record that the attempt leaves.
+func (l *txLease) queueEnded(b *pgx.Batch, statement string, e ended) *pgx.QueuedQuery {
 	var (
 		code          *int16
 		headers, body []byte
 		flags         int32
 	)
-	if r != nil {
+	if r := e.response; r != nil {
 		c := int16(r.StatusCode)
 		code, headers, body, flags = &c, encodeHeaders(r.Fields), r.Body, responseFlags(*r)
 	}
 	return b.Queue(l.store.sql(statement), l.req.ID.Account, l.req.ID.Key, l.operation.ID,
 		l.req.Fingerprint.Sum[:], int16(l.req.Fingerprint.Version),
-		status.String(), int32(l.operation.Attempt), l.token,
-		code, headers, body, flags, ttl.Microseconds())
+		e.status.String(), int32(l.operation.Attempt), l.token,
+		code, headers, body, flags, e.lease.Microseconds(), e.ttl.Microseconds())
 }
 
-func (l *txLease) completed(r server.Response) server.Record {
-	return server.Record{Status: server.Completed, Operation: l.operation.ID, Attempt: l.operation.Attempt, Response: &r}
+// reported is e as the attempt's own record.
+func (l *txLease) reported(e ended) server.Record {
+	return server.Record{
+		Status: e.status, Operation: l.operation.ID, Attempt: l.operation.Attempt, LeaseLeft: e.lease, Response: e.response,
+	}
 }
 
 // storeAlone rolls the effects back and stores the answer, on another session
 // if conn is lost.
-func (l *txLease) storeAlone(ctx context.Context, conn *pgxpool.Conn, r server.Response, ttl time.Duration) (stored server.Record, err error) {
+func (l *txLease) storeAlone(ctx context.Context, conn *pgxpool.Conn, e ended) (stored server.Record, err error) {
 	abort(ctx, conn)
 	err = retry(ctx, func() error {
 		if conn == nil {
@@ -350,7 +365,7 @@ func (l *txLease) storeAlone(ctx context.Context, conn *pgxpool.Conn, r server.R
 				return err
 			}
 		}
-		stored, err = l.storeOn(ctx, conn, r, ttl)
+		stored, err = l.storeOn(ctx, conn, e)
 		conn.Release()
 		conn = nil
 		return err
@@ -359,17 +374,17 @@ func (l *txLease) storeAlone(ctx context.Context, conn *pgxpool.Conn, r server.R
 }
 
 // storeOn stores an answer, unless somebody else has completed the operation.
-func (l *txLease) storeOn(ctx context.Context, conn *pgxpool.Conn, r server.Response, ttl time.Duration) (server.Record, error) {
+func (l *txLease) storeOn(ctx context.Context, conn *pgxpool.Conn, e ended) (server.Record, error) {
 	var inserted int64
 	err := flightOn(ctx, conn, commit, func(b *pgx.Batch) {
 		l.queueDelete(b)
-		l.queueEnded(b, insertEndedOnce, server.Completed, &r, ttl).Exec(count(&inserted))
+		l.queueEnded(b, insertEndedOnce, e).Exec(count(&inserted))
 	})
 	if err != nil {
 		return server.Record{}, err
 	}
 	if inserted > 0 {
-		return l.completed(r), nil
+		return l.reported(e), nil
 	}
 	var found *record
 	if err := flightOn(ctx, conn, commit, func(b *pgx.Batch) { l.queueSelect(b, &found) }); err != nil {
@@ -378,9 +393,15 @@ func (l *txLease) storeOn(ctx context.Context, conn *pgxpool.Conn, r server.Resp
 	return l.verdictOf(found)
 }
 
-// verdictOf is what a record found after the end of this attempt means for it.
+// verdictOf is what a record found after the end of this attempt means for it:
+// it decides if somebody has completed the operation, or this attempt has had it
+// accepted.
 func (l *txLease) verdictOf(r *record) (server.Record, error) {
-	if r == nil || r.expired || r.status != server.Completed {
+	if r == nil || r.expired {
+		return server.Record{}, server.ErrRestart
+	}
+	accepted := r.status == server.Processing && r.token == l.token && r.response != nil
+	if r.status != server.Completed && !accepted {
 		return server.Record{}, server.ErrRestart
 	}
 	return r.reported(l.req.Fingerprint), nil
@@ -419,7 +440,7 @@ func (l *txLease) Release(ctx context.Context, _ error) error {
 	if l.conn == nil {
 		return nil
 	}
-	conn, code, err := l.end(ctx)
+	conn, code, err := l.takeBack(ctx)
 	if err != nil {
 		return nil // the session was cut, and with it everything is rolled back
 	}
@@ -452,7 +473,7 @@ func (l *txLease) rememberFailure(ctx context.Context, conn *pgxpool.Conn) {
 	}
 	b = &pgx.Batch{}
 	l.queueDelete(b)
-	l.queueEnded(b, insertEndedOnce, server.Failed, nil, l.req.TTL)
+	l.queueEnded(b, insertEndedOnce, ended{status: server.Failed, ttl: l.req.TTL})
 	_ = send(ctx, conn, b, commit)
 }
 

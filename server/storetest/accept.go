@@ -175,8 +175,9 @@ var acceptCases = []testCase{
 		},
 	},
 	{
-		name: "the ticket of an operation that was taken over cannot be renewed",
-		rule: "Renew returns ErrLeaseLost if the operation belongs to another attempt, and changes nothing.",
+		name:      "the ticket of an operation that was taken over cannot be renewed",
+		rule:      "Renew returns ErrLeaseLost if the operation belongs to another attempt, and changes nothing.",
+		leaseOnly: true,
 		run: func(c *checker) {
 			req, first, ticket := c.lostWorker()
 			next := c.comesToOwn(c.peer, req)
@@ -186,6 +187,18 @@ var acceptCases = []testCase{
 			c.finishes(c.store, c.accepts(next, interim, long), answer("done"), long)
 			c.cannotRenew(ticket)
 			c.replays(req, first.Operation.ID, answer("done"))
+		},
+	},
+	{
+		name: "the ticket of an operation that was accepted again cannot be renewed",
+		rule: "Renew returns ErrLeaseLost if the operation belongs to another attempt, which one under an atomic lease has " +
+			"done at the latest when it ends.",
+		run: func(c *checker) {
+			req, _, ticket := c.lostWorker()
+			next := c.comesToOwn(c.peer, req)
+			c.accepts(next, interim, long)
+			c.cannotRenew(ticket)
+			c.isAccepted(req, next.Operation, interim)
 		},
 	},
 	{
@@ -217,7 +230,7 @@ var acceptCases = []testCase{
 	{
 		name: "the ticket of an operation that has ended has no power",
 		rule: "ErrLeaseLost says that the operation has ended: Renew says so of one that is finished, and both of one that has " +
-			"expired. Neither changes anything of the operation that uses the key next.",
+			"expired and whose key was used again. Neither changes anything of the operation that has the key now.",
 		run: func(c *checker) {
 			req := c.request("finished")
 			ticket := c.accepts(c.owns(c.store, req), interim, long)
@@ -230,11 +243,11 @@ var acceptCases = []testCase{
 			ticket = c.accepts(c.owns(c.store, req), interim, brief)
 			next := other(c.request("expired"))
 			claim := c.comesToOwn(c.peer, next)
+			c.completes(claim, answer("next"), long)
 			c.cannotRenew(ticket)
 			if _, err := c.finisher(c.store).Finish(c.ctx(), ticket, answer("done"), long); !errors.Is(err, server.ErrLeaseLost) {
 				c.Errorf("Finish returned %v, want ErrLeaseLost", err)
 			}
-			c.completes(claim, answer("next"), long)
 			c.replays(next, claim.Operation.ID, answer("next"))
 		},
 	},
