@@ -501,6 +501,86 @@ func TestACompletionWhoseAcknowledgementWasLostIsFoundAgain(t *testing.T) {
 	})
 }
 
+// What has reached the client cannot be taken back: it is neither followed by
+// another answer nor run again.
+func TestAnAnswerThatIsPassingStaysTheAnswer(t *testing.T) {
+	t.Parallel()
+	for name, fault := range map[string]func(*faultStore){
+		"another was stored": func(s *faultStore) {
+			s.rewrite = func(rec *server.Record) { rec.Response = &server.Response{StatusCode: 202, Body: []byte("other")} }
+		},
+		"the store wants it run again": func(s *faultStore) { s.fail("complete", server.ErrRestart) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newService(nil, func(w http.ResponseWriter, _ *http.Request) {
+				_, _ = io.WriteString(w, "passing")
+				assert.NoError(t, http.NewResponseController(w).Flush())
+			})
+			fault(s.store)
+			w := serve(s, post("{}"))
+			require.Equal(t, http.StatusOK, w.Code)
+			require.Equal(t, "passing", w.Body.String())
+			require.EqualValues(t, 1, s.runs.Load())
+			require.Equal(t, server.ResultExecuted, s.lastEvent().Result)
+		})
+	}
+}
+
+// slowWriter is a client that takes its answer when it is told to.
+type slowWriter struct {
+	*httptest.ResponseRecorder
+	take chan struct{}
+}
+
+func (w slowWriter) Write(p []byte) (int, error) {
+	<-w.take
+	return w.ResponseRecorder.Write(p)
+}
+
+func TestAFailureMakesRoomBeforeItsClientHasTakenIt(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newService(nil, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(100 * time.Millisecond)
+			if op, _ := server.OperationFrom(r.Context()); op.Attempt == 1 {
+				http.Error(w, "not now", http.StatusServiceUnavailable)
+				return
+			}
+			created(w, r)
+		})
+		slow := slowWriter{httptest.NewRecorder(), make(chan struct{})}
+		start, taken := time.Now(), make(chan struct{})
+		go func() {
+			defer close(taken)
+			s.ServeHTTP(slow, post("{}"))
+		}()
+		synctest.Wait()
+		require.Equal(t, "attempt 2", serve(s, post("{}")).Body.String())
+		require.Equal(t, 200*time.Millisecond, time.Since(start))
+		close(slow.take)
+		<-taken
+		require.Equal(t, http.StatusServiceUnavailable, slow.Code)
+	})
+}
+
+func TestALostLeaseIsNotExtendedAgain(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newService(func(mw *server.Middleware) { mw.Lease = 3 * time.Second }, takes(time.Minute))
+		s.store.on("extend", func() error {
+			if s.store.called("extend") < 3 {
+				return errOutage
+			}
+			return server.ErrLeaseLost
+		})
+		serve(s, post("{}"))
+		require.Equal(t, 3, s.store.called("extend"))
+		require.True(t, s.lastEvent().LeaseLost)
+		require.Zero(t, s.lastEvent().Extensions)
+	})
+}
+
 func TestAnAtomicAttemptWhoseTransactionFailedIsA500(t *testing.T) {
 	t.Parallel()
 	s := newService(nil, created)

@@ -12,6 +12,7 @@ import (
 	"net/http/httptest"
 	"net/textproto"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 
@@ -218,6 +219,21 @@ func TestFingerprintSortsUpTo10000Parameters(t *testing.T) {
 	require.Equal(t, asForm(sorted).fingerprint(), asForm(reversed).fingerprint())
 	sorted, reversed = pairs(10_001)
 	require.NotEqual(t, asForm(sorted).fingerprint(), asForm(reversed).fingerprint())
+}
+
+// However many there are, the values of one name keep their order.
+func TestFingerprintKeepsTheOrderOfManyRepeatedValues(t *testing.T) {
+	t.Parallel()
+	var a, b, interleaved []string
+	for i := range 1000 {
+		a, b = append(a, fmt.Sprintf("a=%d", i)), append(b, fmt.Sprintf("b=%d", i))
+		interleaved = append(interleaved, a[i], b[i])
+	}
+	want := asForm(strings.Join(slices.Concat(a, b), "&")).fingerprint()
+	require.Equal(t, want, asForm(strings.Join(slices.Concat(b, a), "&")).fingerprint())
+	require.Equal(t, want, asForm(strings.Join(interleaved, "&")).fingerprint())
+	a[998], a[999] = a[999], a[998]
+	require.NotEqual(t, want, asForm(strings.Join(slices.Concat(a, b), "&")).fingerprint())
 }
 
 func pairs(n int) (sorted, reversed string) {

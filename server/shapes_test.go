@@ -236,6 +236,12 @@ func shapes() []shape {
 			w.(http.Flusher).Flush()
 			w.Header().Set("X-Sum", "1")
 		}},
+		{name: "trailers, declared and taken back", onceOnly: []string{"Trailer"}, handle: func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Trailer", "X-Sum")
+			w.Header().Set("X-Sum", "1")
+			_, _ = io.WriteString(w, "x")
+			w.Header().Del("X-Sum")
+		}},
 		{name: "trailers by prefix", handle: func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = io.WriteString(w, strings.Repeat("x", 10_000))
 			w.Header().Set(http.TrailerPrefix+"X-Sum", "1")
@@ -273,6 +279,11 @@ func shapes() []shape {
 			panic(http.ErrAbortHandler)
 		}},
 		{name: "a status that is none", fate: again, handle: say(99, "")},
+		{name: "much less than the length, flushed", fate: again, passes: true, handle: func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Length", "10000")
+			_, _ = io.WriteString(w, "hello")
+			w.(http.Flusher).Flush()
+		}},
 		{name: "less than the length, flushed", fate: again, passes: true, handle: func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Length", "10")
 			_, _ = io.WriteString(w, "hello")
