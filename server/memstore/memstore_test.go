@@ -157,6 +157,13 @@ func TestCallsEndWithTheirContext(t *testing.T) {
 	require.ErrorIs(t, err, stop)
 	require.ErrorIs(t, claim.Lease.Extend(ctx, time.Hour), stop)
 	require.ErrorIs(t, claim.Lease.Release(ctx, nil), stop)
+	_, err = claim.Lease.(server.Acceptor).Accept(ctx, server.Response{}, time.Hour)
+	require.ErrorIs(t, err, stop)
+	_, err = s.Finish(ctx, server.Ticket{}, server.Response{}, time.Hour)
+	require.ErrorIs(t, err, stop)
+	require.ErrorIs(t, s.Renew(ctx, server.Ticket{}, time.Hour), stop)
+	_, err = s.Find(ctx, server.ID{})
+	require.ErrorIs(t, err, stop)
 	_, err = s.Cleanup(ctx, 10)
 	require.ErrorIs(t, err, stop)
 }
@@ -174,4 +181,30 @@ func BenchmarkClaimAndComplete(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+}
+
+func TestAnInterimAnswerMakesRoomForTheFinalOne(t *testing.T) {
+	t.Parallel()
+	s := new(memstore.Store)
+	size := func() int64 {
+		stats, err := s.Stats(t.Context())
+		require.NoError(t, err)
+		return stats.Bytes
+	}
+	claim, err := s.Claim(t.Context(), request("key"))
+	require.NoError(t, err)
+	bare := size()
+	lease := claim.Lease.(server.Acceptor)
+	_, err = lease.Accept(t.Context(), server.Response{StatusCode: 202, Body: make([]byte, 5000)}, time.Hour)
+	require.NoError(t, err)
+	require.Greater(t, size(), bare+5000)
+	require.Equal(t, lease.Ticket(), lease.Ticket())
+	_, err = s.Finish(t.Context(), lease.Ticket(), server.Response{StatusCode: 201}, time.Millisecond)
+	require.NoError(t, err)
+	require.Less(t, size(), bare+5000)
+	require.Eventually(t, func() bool {
+		deleted, err := s.Cleanup(t.Context(), 1)
+		return err == nil && deleted == 1
+	}, time.Minute, time.Millisecond)
+	require.Zero(t, size())
 }

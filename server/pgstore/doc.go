@@ -30,6 +30,12 @@
 // the handler again. Set idle_in_transaction_session_timeout on the server, so
 // that a process that hangs does not hold its keys for ever.
 //
+// An operation that its handler accepts (see [server.Accept]) is a record under
+// a lease in either mode. On a transactional route it commits together with what
+// else the handler wrote, such as the row of a job: there is never a job without
+// the promise, nor a promise without the job. [Store.FinishTx] does the same for
+// the worker's effects and the final answer.
+//
 // [Migrate] makes the table, [Migrations] prints how. [Open] makes a pool that
 // also works behind pgbouncer in transaction mode; other pools need
 // default_query_exec_mode=cache_describe or exec there. Claims and replays go
