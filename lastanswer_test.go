@@ -1,9 +1,12 @@
 package idem_test
 
 import (
+	"context"
 	"io"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -30,4 +33,19 @@ func TestRoundTripperNeverPassesTheBeginningOfAnAnswerForAllOfIt(t *testing.T) {
 	require.Equal(t, idem.ReasonAttempts, given.Reason)
 	require.Equal(t, 503, given.Response.StatusCode)
 	require.Len(t, given.Response.Body, read)
+}
+
+// Whoever cancels a call does not want to be told about an earlier failure
+// only.
+func TestRoundTripperReportsTheEndOfTheContext(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		srv, _ := timeline(t, status(503, "Retry-After: 30"))
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Second, cancel)
+		resp, err := quick(srv).RoundTripper().RoundTrip(newRequest(t, "POST", srv.URL, paymentJSON).WithContext(ctx))
+		require.Nil(t, resp)
+		require.ErrorIs(t, err, context.Canceled)
+		require.Equal(t, 503, asA[*idem.StatusError](t, err).StatusCode)
+	})
 }
