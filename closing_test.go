@@ -16,14 +16,14 @@ import (
 // ends what belongs to its attempt.
 func TestClosingAnAnswerEndsItsAttempt(t *testing.T) {
 	t.Parallel()
-	var attempt context.Context
+	var attempt *http.Request
 	client := &idem.Client{Transport: roundTripperFunc(func(r *http.Request) (*http.Response, error) {
-		attempt = r.Context()
+		attempt = r
 		return &http.Response{StatusCode: 200, Body: io.NopCloser(strings.NewReader(created))}, nil
 	})}
 	resp, err := client.Do(newRequest(t, "GET", "http://bank.test/", ""))
 	require.NoError(t, err)
-	require.NoError(t, attempt.Err())
+	require.NoError(t, attempt.Context().Err())
 	require.NoError(t, resp.Body.Close())
-	require.ErrorIs(t, attempt.Err(), context.Canceled)
+	require.ErrorIs(t, attempt.Context().Err(), context.Canceled)
 }
