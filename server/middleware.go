@@ -52,7 +52,7 @@ type Middleware struct {
 	Account func(*http.Request) (string, error)
 
 	// Methods are the methods whose requests are governed, in any case. All
-	// others pass through untouched. Nil means POST and PATCH.
+	// others pass through untouched. None means POST and PATCH.
 	Methods []string
 	// Optional lets governed requests without a key pass through unguarded.
 	// Otherwise they are answered with 400.
@@ -224,7 +224,7 @@ func (m *Middleware) contract() Contract {
 }
 
 func (m *Middleware) methods() []string {
-	if m.Methods == nil {
+	if len(m.Methods) == 0 {
 		return []string{http.MethodPost, http.MethodPatch}
 	}
 	return slices.Clone(m.Methods)

@@ -585,7 +585,9 @@ func TestMethodsAreGovernedAsConfigured(t *testing.T) {
 		requireReplay(t, first, serve(s, request(method, "/payments", "key", "{}")))
 		require.Equal(t, strings.ToUpper(method), s.lastEvent().Method, "metrics know the configured spelling alone")
 	}
-	s := newService(func(mw *server.Middleware) { mw.Methods = []string{"PUT", "PURGE"} }, created)
+	s := newService(func(mw *server.Middleware) { mw.Methods = []string{} }, created)
+	requireProblem(t, serve(s, httptest.NewRequest("POST", "/payments", nil)), http.StatusBadRequest, "IDEMPOTENCY_KEY_MISSING")
+	s = newService(func(mw *server.Middleware) { mw.Methods = []string{"PUT", "PURGE"} }, created)
 	for _, method := range []string{"PUT", "PURGE"} {
 		r := httptest.NewRequest(method, "/payments", nil)
 		requireProblem(t, serve(s, r), http.StatusBadRequest, "IDEMPOTENCY_KEY_MISSING")
