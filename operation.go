@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/idemhttp/idem/internal/bounded"
 	"github.com/idemhttp/idem/internal/rfc9110"
 )
 
@@ -69,7 +70,7 @@ func freeze(body any) (frozen []byte, contentType string, err error) {
 	case url.Values:
 		return []byte(body.Encode()), "application/x-www-form-urlencoded", nil
 	case io.Reader:
-		frozen, err = readBounded(nil, body, -1, maxBody)
+		frozen, err = bounded.Read(nil, body, -1, maxBody)
 		return frozen, "", err
 	default:
 		frozen, err = json.Marshal(body)
@@ -189,7 +190,7 @@ func (c *call) freezeBody() error {
 		return nil
 	}
 	var err error
-	c.body, err = readBounded(c.requestSpace[:0], body, declared, maxBody)
+	c.body, err = bounded.Read(c.requestSpace[:0], body, declared, maxBody)
 	if err = errors.Join(err, body.Close()); err != nil {
 		return &UsageError{Field: "Request.Body", Reason: "a keyed request is held in memory to be sent again, but its body cannot be read", Err: err}
 	}
@@ -294,32 +295,3 @@ func (c *call) header(keyLine []string) http.Header {
 func keyInHeader(field, cure string, lines int) error {
 	return &UsageError{Field: field, Reason: fmt.Sprintf("it holds a key field with %d values; %s", lines, cure)}
 }
-
-// readBounded appends what r holds to buf, and fails if that is more than limit
-// bytes in all. size is how many are expected, or negative.
-func readBounded(buf []byte, r io.Reader, size, limit int64) ([]byte, error) {
-	const trusted = 1 << 20 // nobody makes us allocate more by a promise
-	if expected := min(size, limit, trusted) + 1; int64(cap(buf)) < expected {
-		buf = make([]byte, 0, expected)
-	}
-	for {
-		if len(buf) == cap(buf) {
-			buf = slices.Grow(buf, 512)
-		}
-		n, err := r.Read(buf[len(buf):cap(buf)])
-		buf = buf[:len(buf)+n]
-		switch {
-		case int64(len(buf)) > limit:
-			return nil, &tooLargeError{limit}
-		case err == io.EOF:
-			return slices.Clip(buf), nil
-		case err != nil:
-			return buf, err
-		}
-	}
-}
-
-// tooLargeError says that a body is beyond its bound.
-type tooLargeError struct{ limit int64 }
-
-func (e *tooLargeError) Error() string { return fmt.Sprintf("it is larger than %d bytes", e.limit) }

@@ -17,6 +17,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/idemhttp/idem/internal/bounded"
 	"github.com/idemhttp/idem/internal/digest"
 	"github.com/idemhttp/idem/internal/redact"
 	"github.com/idemhttp/idem/internal/rfc9110"
@@ -271,8 +272,8 @@ func (x *exchange) fail(c *call, err error) {
 // read reads the whole answer. A body that ends early, or not within the
 // attempt's time, or is not what its digest says, fails the attempt.
 func (x *exchange) read(c *call) {
-	body, err := readBounded(c.answerSpace[:0], x.resp.Body, x.resp.ContentLength, c.client.maxResponseBytes())
-	if err != nil && !isA[*tooLargeError](err) {
+	body, err := bounded.Read(c.answerSpace[:0], x.resp.Body, x.resp.ContentLength, c.client.maxResponseBytes())
+	if err != nil && !isA[*bounded.TooLargeError](err) {
 		x.fail(c, err)
 		return
 	}
