@@ -21,7 +21,9 @@ type attempt struct {
 
 // newAttempt returns the attempt that claim entitles to.
 func newAttempt(claim Claim, lease, ttl, timeout time.Duration) attempt {
-	return attempt{execution: &execution{Operation: claim.Operation}, claim: claim, lease: lease, ttl: ttl, timeout: timeout}
+	_, atomic := claim.Lease.(AtomicLease)
+	e := &execution{Operation: claim.Operation, atomic: atomic}
+	return attempt{execution: e, claim: claim, lease: lease, ttl: ttl, timeout: timeout}
 }
 
 // answer is what an attempt ends with: its final response or, if lease is not
@@ -35,12 +37,6 @@ type answer struct {
 // the key has been used again, or could be.
 var errEnded = errors.New("idem: the record had expired before the operation was completed")
 
-// atomic reports whether the attempt's effects are lost unless it completes.
-func (a attempt) atomic() bool {
-	_, atomic := a.claim.Lease.(AtomicLease)
-	return atomic
-}
-
 // complete returns the record that decided, whoever completed it. Unless the
 // attempt is atomic, and nothing of it remains, that is a record of the same
 // operation. It is completed, or as r has made it.
@@ -53,7 +49,7 @@ func (a attempt) complete(ctx context.Context, r answer) (Record, error) {
 	}
 	foreign := rec.Reused || rec.Operation != a.claim.Operation.ID
 	ended := rec.Status == Completed || rec.Status == Processing && r.lease > 0
-	if !ended || rec.Response == nil || foreign && !a.atomic() {
+	if !ended || rec.Response == nil || foreign && !a.atomic {
 		return Record{}, errEnded
 	}
 	return rec, nil
@@ -101,10 +97,22 @@ func (a attempt) completeLate(ctx context.Context, r answer) (Record, error) {
 	}
 }
 
+// release gives the operation up, unless its lease has to end by itself.
 func (a attempt) release(ctx context.Context, cause error) error {
+	if a.abandoned.Load() {
+		return nil
+	}
 	ctx, cancel := context.WithTimeout(ctx, a.timeout)
 	defer cancel()
 	return a.claim.Lease.Release(ctx, cause)
+}
+
+// failure is the result of an attempt without a final answer.
+func (a attempt) failure() Result {
+	if a.abandoned.Load() {
+		return ResultAbandoned
+	}
+	return ResultFailed
 }
 
 // extend moves the end of the lease. That of a worker who may be at it already

@@ -128,11 +128,11 @@ func (a attempt) do(ctx context.Context, fn func(ctx context.Context) ([]byte, e
 	}
 	r := answer{Response: Response{StatusCode: 200, Body: value}}
 	rec, err := a.complete(detached, r)
-	if undecided(err) && !a.atomic() {
+	if undecided(err) && !a.atomic {
 		rec, err = a.completeLate(ctx, r)
 	}
 	switch {
-	case err != nil && (a.atomic() || errors.Is(err, ErrRestart)): // nothing is done
+	case err != nil && (a.atomic || errors.Is(err, ErrRestart)): // nothing is done
 		return Done{}, err
 	case err != nil:
 		return Done{Value: value}, fmt.Errorf("idem: done, but not recorded: %w", err)

@@ -13,6 +13,7 @@ type Result string
 const (
 	ResultExecuted      Result = "executed"      // the handler ran, and its answer is final
 	ResultFailed        Result = "failed"        // the handler ran, and a retry will run it again
+	ResultAbandoned     Result = "abandoned"     // the handler ran, and does not know what came of it
 	ResultReplayed      Result = "replayed"      // the stored answer was sent
 	ResultAccepted      Result = "accepted"      // 202: the handler, just now or earlier, has left the rest to a worker
 	ResultInFlight      Result = "in_flight"     // 202: another attempt is running

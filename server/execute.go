@@ -26,7 +26,7 @@ func (x *exchange) execute(claim Claim) (again bool) {
 
 	a := newAttempt(claim, x.lease, x.ttl, x.storeTimeout)
 	a.acceptor, _ = claim.Lease.(Acceptor)
-	rec := newRecorder(x.w, x.r, x.recorderConfig(a.atomic()))
+	rec := newRecorder(x.w, x.r, x.recorderConfig(a.atomic))
 	x.run(claim.Lease.Context(a.context(ctx)), a, rec)
 
 	worker := a.end()
@@ -35,7 +35,7 @@ func (x *exchange) execute(claim Claim) (again bool) {
 	}
 	response, final, err := rec.finish()
 	switch {
-	case !final || err != nil:
+	case !final || err != nil || a.abandoned.Load():
 		return x.giveUp(a, rec, err)
 	case worker > 0 && response.StatusCode == http.StatusAccepted:
 		if response.NotKept {
@@ -72,7 +72,7 @@ func (x *exchange) run(ctx context.Context, a attempt, rec *recorder) {
 		x.handled.add(took)
 		x.event.Handled += took
 		if !returned {
-			x.event.Result = ResultFailed
+			x.event.Result = a.failure()
 			_ = x.release(a, errHandlerLeft)
 		}
 	}()
@@ -110,9 +110,9 @@ func (x *exchange) complete(a attempt, rec *recorder, r answer) (again bool) {
 	case errors.Is(err, ErrRestart) && !rec.gone():
 		return true
 	case errors.Is(err, ErrRolledBack):
-		x.fail(rec, err)
+		x.fail(a, rec, err)
 		return false
-	case a.atomic():
+	case a.atomic:
 		x.yield()
 		x.unavailable("an operation could not be committed", err)
 		return false
@@ -162,7 +162,7 @@ func (x *exchange) giveUp(a attempt, rec *recorder, broken error) (again bool) {
 	if err := x.release(a, cause); errors.Is(err, ErrRestart) && !rec.gone() {
 		return true
 	}
-	x.fail(rec, broken)
+	x.fail(a, rec, broken)
 	return false
 }
 
@@ -174,18 +174,18 @@ func (x *exchange) release(a attempt, cause error) error {
 	return err
 }
 
-// fail answers for an attempt that was given up: with the handler's answer, or
+// fail answers for an attempt that was given up or abandoned: with the handler's answer, or
 // with 500 if it broke that off.
-func (x *exchange) fail(rec *recorder, broken error) {
+func (x *exchange) fail(a attempt, rec *recorder, broken error) {
 	x.yield()
 	if broken != nil {
 		x.logError("an operation failed", broken)
 		x.event.Err = broken
 	}
-	x.event.Result = ResultFailed
+	x.event.Result = a.failure()
 	if broken != nil && !rec.gone() {
 		refused := ResultFailed.refusal().with("No answer was kept. " + retryDetail)
-		refused.RetryAfter = retryAfterOutage
+		refused.Result, refused.RetryAfter = x.event.Result, retryAfterOutage
 		x.refuse(refused)
 		return
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
+	"sync/atomic"
 
 	"github.com/google/uuid"
 )
@@ -55,6 +56,9 @@ func OperationFrom(ctx context.Context) (Operation, bool) {
 type execution struct {
 	Operation
 	acceptance
+
+	atomic    bool        // under an AtomicLease: its effects are lost unless it completes
+	abandoned atomic.Bool // nobody knows whether it had its effects
 }
 
 func (e *execution) context(parent context.Context) context.Context {

@@ -22,7 +22,7 @@ const reasonHandler = "handler"
 // What a route starts with at zero, so that the first of a kind is an increase.
 var (
 	results = []server.Result{
-		server.ResultExecuted, server.ResultFailed, server.ResultReplayed, server.ResultAccepted, server.ResultInFlight,
+		server.ResultExecuted, server.ResultFailed, server.ResultAbandoned, server.ResultReplayed, server.ResultAccepted, server.ResultInFlight,
 		server.ResultReused, server.ResultNotKept, server.ResultIndeterminate, server.ResultUnkeyed, server.ResultMissing,
 		server.ResultInvalid, server.ResultNoAccount, server.ResultRefused, server.ResultAccountError, server.ResultTooLarge,
 		server.ResultIncomplete, server.ResultStoreError, server.ResultMisconfigured,
