@@ -1,6 +1,8 @@
 package dialect_test
 
 import (
+	"cmp"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -8,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/idemhttp/idem"
+	"github.com/idemhttp/idem/dialect"
 	"github.com/idemhttp/idem/internal/faultnet"
 )
 
@@ -62,7 +65,9 @@ var answers = map[string][]answer{
 		{name: "server error", status: 500, body: `{"error":{"type":"api_error"}}`, verdict: transient},
 		{name: "server error, do not retry", status: 500, field: "Stripe-Should-Retry: false", verdict: uncertain},
 		{name: "stored server error", status: 500, field: "Idempotent-Replayed: true", verdict: uncertain},
+		{name: "server error, with the mark of others", status: 500, field: "X-Idempotency-Replayed: true", verdict: transient},
 		{name: "server error that is not usually retried, retry", status: 501, field: "Stripe-Should-Retry: true", verdict: transient},
+		{name: "conflict with another request, do not retry", status: 409, field: "Stripe-Should-Retry: false", verdict: uncertain},
 	},
 	"YooKassa": {
 		{name: "made", status: 200, body: `{"id":"1","status":"pending"}`, verdict: done},
@@ -93,6 +98,8 @@ var answers = map[string][]answer{
 		{name: "key store unavailable, do not retry", status: 503, body: `{"errorCode":"703"}`, field: "transient-error: false", verdict: uncertain},
 		{name: "another transient error", status: 422, body: `{"errorCode":"901"}`, field: "transient-error: true", verdict: transient},
 		{name: "server error, do not retry", status: 500, body: `{"errorCode":"905"}`, field: "transient-error: false", verdict: uncertain},
+		{name: "another server error, retry", status: 501, field: "transient-error: true", verdict: transient},
+		{name: "conflict, which is not documented", status: 409, body: `{"errorCode":"1"}`, verdict: uncertain},
 		{name: "invalid card number", status: 422, body: `{"status":422,"errorCode":"101"}`, verdict: rejected},
 	},
 	"Square": {
@@ -137,6 +144,7 @@ var answers = map[string][]answer{
 		{name: "key reused, or anything else", status: 400, body: `{"status":400,"title":"Bad Request"}`, verdict: rejected},
 		{name: "stored server error", status: 500, field: "Idempotent-Replayed: true", verdict: uncertain},
 		{name: "server error", status: 503, verdict: transient},
+		{name: "server error, with the mark of others", status: 503, field: "X-Idempotency-Replayed: true", verdict: transient},
 	},
 	"Razorpay":        razorpayAnswers,
 	"RazorpayRefunds": razorpayAnswers,
@@ -189,6 +197,7 @@ var awsAnswers = []answer{
 	{name: "token reused, in a field", status: 409, field: "x-amzn-ErrorType: IdempotentParameterMismatch", verdict: keyReused},
 	{name: "throttled", status: 400, field: "x-amzn-ErrorType: ThrottlingException", verdict: transient},
 	{name: "throttled, in DynamoDB", status: 400, body: `{"__type":"com.amazonaws.dynamodb.v20120810#ProvisionedThroughputExceededException"}`, verdict: transient},
+	{name: "timed out", status: 400, field: "x-amzn-ErrorType: RequestTimeoutException", verdict: transient},
 	{name: "service unavailable", status: 503, verdict: transient},
 	{name: "conflict, of whatever", status: 409, field: "x-amzn-ErrorType: ConflictException", verdict: uncertain},
 	{name: "invalid", status: 400, body: `{"__type":"ValidationException"}`, verdict: rejected},
@@ -240,10 +249,10 @@ func meansIt(t *testing.T, p provider, a answer) {
 	}[a.verdict]
 	require.Equal(t, want.outcome, idem.OutcomeOf(err))
 	require.Equal(t, want.conflict, hasA[*idem.ConflictError](err), "%v", err)
+	require.Equal(t, a.verdict == done, err == nil, "%v", err)
+	require.Equal(t, want.reason != "", hasA[*idem.IncompleteError](err), "%v", err)
 	if want.reason != "" {
 		require.Equal(t, want.reason, asA[*idem.IncompleteError](t, err).Reason)
-	} else {
-		require.Equal(t, a.verdict == done, err == nil, "%v", err)
 	}
 }
 
@@ -259,111 +268,75 @@ func isWaitedFor(t *testing.T, p provider, a answer) {
 	require.Equal(t, result.Key, p.keyOf(t, sent[0]))
 }
 
-func TestConflictIsFinalOrAWaitAsTheProviderDefinesIt(t *testing.T) {
-	t.Parallel()
-	const problem = `{"type":"about:blank","title":"Conflict","status":409}`
-	json := "Content-Type: application/problem+json"
-	made := faultnet.Answer(201, `{"id":"1"}`)
-	waits := map[string]time.Duration{ // after a 409 that says no more
-		"Stripe": 0, "CheckoutCom": 30 * time.Second, "ModernTreasury": poll, "Mollie": poll, "Razorpay": poll, "RazorpayRefunds": poll,
-	}
-	for _, p := range providers {
-		t.Run(p.name, func(t *testing.T) {
-			t.Parallel()
-			wait, waits := waits[p.name]
-			t.Run("409", func(t *testing.T) {
-				t.Parallel()
-				synctest.Test(t, func(t *testing.T) {
-					srv, arrivals := timeline(t, faultnet.Answer(409, problem, json), made)
-					result, err := pay(t, speaking(p.dialect, srv.Transport))
-					if waits {
-						require.NoError(t, err)
-						require.Equal(t, []time.Duration{0, wait}, arrivals())
-						return
-					}
-					conflict := asA[*idem.ConflictError](t, err)
-					require.Equal(t, 409, conflict.StatusCode)
-					require.Len(t, conflict.Body, len(problem))
-					require.Equal(t, "Conflict", conflict.Problem.Title)
-					require.Equal(t, result.Key, conflict.Key)
-					require.Len(t, arrivals(), 1)
-				})
-			})
-			t.Run("409 with Retry-After", func(t *testing.T) {
-				t.Parallel()
-				synctest.Test(t, func(t *testing.T) {
-					srv, arrivals := timeline(t, faultnet.Answer(409, problem, json, "Retry-After: 1"), made)
-					_, err := pay(t, speaking(p.dialect, srv.Transport))
-					if waits {
-						require.NoError(t, err)
-						require.Equal(t, []time.Duration{0, time.Second}, arrivals())
-						return
-					}
-					require.True(t, hasA[*idem.ConflictError](err))
-					require.Len(t, arrivals(), 1)
-				})
-			})
-			t.Run("after 503 and 202", func(t *testing.T) {
-				t.Parallel()
-				synctest.Test(t, func(t *testing.T) {
-					accepted := faultnet.Answer(202, "", "Retry-After: 1")
-					srv, arrivals := timeline(t, faultnet.Answer(503, ""), accepted, faultnet.Answer(409, problem, json), made)
-					_, err := pay(t, speaking(p.dialect, srv.Transport))
-					switch {
-					case p.name == "CheckoutCom" || p.name == "Azure": // their 202 is final
-						require.NoError(t, err)
-						require.Len(t, arrivals(), 2)
-					case waits:
-						require.NoError(t, err)
-						require.Equal(t, []time.Duration{0, 0, time.Second, time.Second + wait}, arrivals())
-					default:
-						require.True(t, hasA[*idem.ConflictError](err))
-						require.Equal(t, []time.Duration{0, 0, time.Second}, arrivals())
-					}
-				})
-			})
-		})
-	}
+// step is an answer that says no more than its status and how long to wait.
+type step struct {
+	status     int
+	retryAfter time.Duration
 }
 
-func TestAcceptedIsFinalOrAWaitAsTheProviderDefinesIt(t *testing.T) {
+func (s step) String() string {
+	fields := []string{"Content-Type: application/problem+json"}
+	if s.retryAfter > 0 {
+		fields = append(fields, fmt.Sprintf("Retry-After: %d", s.retryAfter/time.Second))
+	}
+	return faultnet.Answer(s.status, fmt.Sprintf(`{"id":"1","title":"%d"}`, s.status), fields...)
+}
+
+// waits reports whether and for how long the provider wants to be waited for
+// after s. Stripe has an answer of its own for a key in use, so that its other
+// 409 are an ordinary failure.
+func (p provider) waits(s step) (time.Duration, bool) {
+	least := map[string]time.Duration{
+		"CheckoutCom 409": 30 * time.Second, "ModernTreasury 409": poll, "Mollie 409": poll, "Razorpay 409": poll,
+		"RazorpayRefunds 409": poll, "Stripe 409": 0, "YooKassa 202": 1800 * time.Millisecond,
+	}
+	wait, waits := least[fmt.Sprint(p.name, " ", s.status)]
+	final202 := p.name == "CheckoutCom" || p.name == "Azure"
+	waits = waits || s.status == 503 || s.status == 202 && s.retryAfter > 0 && !final202
+	return cmp.Or(s.retryAfter, wait), waits
+}
+
+func TestConflictAndAcceptedAreFinalOrAWaitAsTheProviderDefinesThem(t *testing.T) {
 	t.Parallel()
 	for _, p := range providers {
-		t.Run(p.name, func(t *testing.T) {
-			t.Parallel()
-			for name, tc := range map[string]struct {
-				accepted string
-				wait     time.Duration
-				waits    bool
-			}{
-				"202": {
-					accepted: faultnet.Answer(202, ""),
-					waits:    p.name == "YooKassa", wait: 1800 * time.Millisecond,
-				},
-				"202 with Retry-After": {
-					accepted: faultnet.Answer(202, "", "Retry-After: 1"),
-					waits:    p.name != "CheckoutCom" && p.name != "Azure", wait: time.Second,
-				},
-			} {
-				t.Run(name, func(t *testing.T) {
-					t.Parallel()
-					synctest.Test(t, func(t *testing.T) {
-						srv, arrivals := timeline(t, tc.accepted, faultnet.Answer(201, `{"id":"1"}`))
-						result, err := pay(t, speaking(p.dialect, srv.Transport))
+		for _, steps := range [][]step{
+			{{409, 0}},
+			{{409, time.Second}},
+			{{202, time.Second}},
+			{{202, 0}},
+			{{503, 0}, {202, time.Second}, {409, 0}},
+		} {
+			t.Run(fmt.Sprint(p.name, steps), func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) {
+					steps := append(steps, step{status: 201})
+					var answers []string
+					for _, s := range steps {
+						answers = append(answers, s.String())
+					}
+					srv, arrivals := timeline(t, answers...)
+					result, err := pay(t, speaking(p.dialect, srv.Transport))
+
+					want, final := []time.Duration{0}, 0
+					for wait, waits := p.waits(steps[0]); waits; wait, waits = p.waits(steps[final]) {
+						want, final = append(want, want[final]+wait), final+1
+					}
+					require.Equal(t, want, arrivals())
+					require.Equal(t, steps[final].status, result.StatusCode)
+					if steps[final].status == 409 {
+						conflict := asA[*idem.ConflictError](t, err)
+						require.Equal(t, "409", conflict.Problem.Title)
+						require.Equal(t, result.Key, conflict.Key)
+					} else {
 						require.NoError(t, err)
-						if !tc.waits {
-							require.Equal(t, 202, result.StatusCode)
-							require.Len(t, arrivals(), 1)
-							return
-						}
-						require.Equal(t, 201, result.StatusCode)
-						require.Equal(t, []time.Duration{0, tc.wait}, arrivals())
-						sent := srv.Requests()
-						require.Equal(t, sent[0].Raw, sent[1].Raw)
-					})
+					}
+					for _, r := range srv.Requests() {
+						require.Equal(t, srv.Requests()[0].Raw, r.Raw)
+						require.Equal(t, result.Key, p.keyOf(t, r))
+					}
 				})
-			}
-		})
+			})
+		}
 	}
 }
 
@@ -371,9 +344,8 @@ func TestStripeDoesNotRepeatAStoredFailureForEver(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const failed = `{"error":{"type":"api_error"}}`
-		p := providers[0]
 		srv, arrivals := timeline(t, faultnet.Answer(500, failed), faultnet.Answer(500, failed, "Idempotent-Replayed: true"))
-		_, err := pay(t, speaking(p.dialect, srv.Transport))
+		_, err := pay(t, speaking(dialect.Stripe, srv.Transport))
 		given := asA[*idem.StatusError](t, err)
 		require.Equal(t, 500, given.StatusCode)
 		require.True(t, given.Replayed)

@@ -69,7 +69,9 @@ func awsRules() []idem.Rule {
 
 // GoogleCloud is the convention of Google Cloud, AIP-155, with the request id in
 // the query. What a repetition is answered while the first request runs is not
-// documented. Most services guarantee to remember an id for an hour.
+// documented. Most services guarantee to remember an id for an hour. Where one
+// insists on a UUID of version 4, a derived key (version 8) will not do: keep the
+// operation with its minted one.
 var GoogleCloud = &idem.Dialect{
 	Name:         "Google Cloud",
 	Source:       "https://google.aip.dev/155",

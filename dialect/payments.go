@@ -71,8 +71,9 @@ var PayPal = &idem.Dialect{
 
 // Adyen is the API of Adyen. The field transient-error says whether to send
 // again with the same key. Without it a 704, "request already processed or in
-// progress", leaves both open. Keys are remembered for 7 to 14 days, for each
-// region of their own.
+// progress", leaves both open; a 703, that keys cannot be looked up now, is a 503
+// and tried again anyway. Keys are remembered for 7 to 14 days, in each region
+// separately.
 var Adyen = &idem.Dialect{
 	Name:         "Adyen",
 	Source:       "https://docs.adyen.com/development-resources/api-idempotency/",
@@ -84,7 +85,6 @@ var Adyen = &idem.Dialect{
 		{Status: 4, Field: transientError, FieldValue: "true", Verdict: idem.VerdictTransient},
 		{Status: 5, Field: transientError, FieldValue: "true", Verdict: idem.VerdictTransient},
 		{Status: 5, Field: transientError, FieldValue: "false", Verdict: idem.VerdictUncertain},
-		{Status: http.StatusServiceUnavailable, Pointer: "/errorCode", Value: "703", Verdict: idem.VerdictTransient},
 		conflict(idem.VerdictUncertain),
 	},
 }

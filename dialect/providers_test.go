@@ -159,6 +159,8 @@ func TestKeysThatTheProviderDoesNotTakeAreNotSent(t *testing.T) {
 		"Razorpay":         {dialect: dialect.Razorpay, longest: 36, refused: []idem.Key{"abc", "order:1042"}},
 		"Razorpay refunds": {dialect: dialect.RazorpayRefunds, longest: 255, refused: []idem.Key{"order-104", "order:1042"}},
 		"AWS":              {dialect: dialect.AWS, longest: 64},
+		"AWS, query":       {dialect: dialect.AWSQuery, longest: 64},
+		"AWS, header":      {dialect: dialect.AWSHeader, longest: 64},
 		"Google Cloud":     {dialect: dialect.GoogleCloud, refused: []idem.Key{"order-1042"}},
 		"Azure":            {dialect: dialect.Azure, refused: []idem.Key{"order-1042"}},
 	} {
