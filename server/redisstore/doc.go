@@ -17,13 +17,15 @@
 // store, which is slower. Any maxmemory-policy will do, and nothing needs to
 // be persisted. What becomes of
 //
-//	Redis loses a key                    | the next duplicate asks the durable store
-//	Redis is down or hangs               | one call a second finds out, for Timeout at most
-//	Redis comes back with an old value   | duplicates may be in flight until that ends, at most for a lease
-//	the owner is lost                    | duplicates are in flight until its lease ends
+//	Redis loses a key                  | the next duplicate asks the durable store
+//	Redis is down or hangs             | so does everybody; one call a second waits for Redis, for Timeout at most
+//	Redis comes back with an old value | duplicates may be told that they are in flight, at most for a lease
+//	the owner is lost                  | duplicates are in flight until its lease ends
 //
 // The last line is how it is without Redis too, except in front of a
 // transactional store, from which the key of a lost owner could be had at once.
+//
+// An operation that was accepted for a worker is the durable store's alone.
 //
 // # Redis alone: New
 //
@@ -34,18 +36,19 @@
 // most once is lost on data loss. When a record is lost, the next request with
 // its key is executed as if it was the first.
 //
-//	what happens                         | what is lost
-//	restart without appendonly           | everything
-//	restart with appendfsync everysec    | the last second
-//	failover of asynchronous replication | what the replica had not got yet
-//	FLUSHALL, FLUSHDB                    | everything
+//	what happens                           | what is lost
+//	restart without appendonly             | everything
+//	restart with appendfsync everysec      | the last second
+//	failover of asynchronous replication   | what the replica had not got yet
+//	FLUSHALL, FLUSHDB                      | everything
 //	memory full, any policy but noeviction | whatever Redis picks
-//	memory full, noeviction              | nothing; claims fail, and are answered with 503
-//	a clock that jumps ahead             | what then seems to have expired
+//	memory full, noeviction                | nothing; claims fail, and are answered with 503
+//	a clock that jumps ahead               | what then seems to have expired
 //
 // An owner that lives puts its record back whenever it extends its lease, and
-// when it completes: what was lost while it worked is then known again.
-// [Store.Check] warns of settings that forget.
+// when it completes or accepts: what was lost while it worked is then known
+// again. A worker with a [server.Ticket] does not, since the ticket has no
+// fingerprint. [Store.Check] warns of settings that forget.
 //
 // Use it where that is good enough: for effects that the other side
 // deduplicates by [server.Operation.DownstreamKey], or that may happen twice in

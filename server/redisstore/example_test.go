@@ -3,7 +3,9 @@ package redisstore_test
 import (
 	"context"
 	"fmt"
+	"time"
 
+	"github.com/google/uuid"
 	"github.com/redis/rueidis"
 
 	"github.com/idemhttp/idem/internal/redistest"
@@ -31,9 +33,9 @@ func ExampleNew() {
 	}
 	defer client.Close()
 	store := redisstore.New(client)
-	store.Prefix = "example-of-new:"
+	store.Logger = quiet // it would say that this Redis forgets
 
-	message := server.ClaimRequest{ID: server.ID{Account: "acme", Key: "message-1"}}
+	message := server.ClaimRequest{ID: server.ID{Account: "acme", Key: uuid.NewString()}, TTL: time.Minute}
 	for range 2 {
 		done, err := server.Do(context.Background(), store, message, func(context.Context) ([]byte, error) {
 			return []byte("sent"), nil
@@ -54,9 +56,8 @@ func ExampleLock() {
 	}
 	defer client.Close()
 	store := redisstore.Lock(client, &memstore.Store{})
-	store.Prefix = "example-of-lock:"
 
-	message := server.ClaimRequest{ID: server.ID{Account: "acme", Key: "message-1"}}
+	message := server.ClaimRequest{ID: server.ID{Account: "acme", Key: uuid.NewString()}, TTL: time.Minute}
 	for range 2 {
 		done, err := server.Do(context.Background(), store, message, func(context.Context) ([]byte, error) {
 			return []byte("sent"), nil

@@ -22,10 +22,10 @@ const DefaultLockPrefix = "idem-lock:"
 // [Lock]. It is safe for concurrent use; its fields must not be changed after
 // first use.
 //
-// It gives the guarantees of the durable store, whatever becomes of Redis. The
-// optional interfaces of package server that the durable store does not
-// implement return [errors.ErrUnsupported]. Its leases are
-// [server.AtomicLease] where the durable store's are.
+// It gives the guarantees of the durable store, whatever becomes of Redis. Its
+// leases are [server.AtomicLease] and [server.Acceptor] where the durable
+// store's are. The methods for what the durable store cannot do return
+// [errors.ErrUnsupported].
 type Locked struct {
 	// Prefix begins the names of the keys. Stores that share a Redis need
 	// different ones, unless they share their records too. It must not have a
@@ -71,6 +71,9 @@ func (l *Locked) Claim(ctx context.Context, req server.ClaimRequest) (server.Cla
 	if err := l.validate(req); err != nil {
 		return server.Claim{}, err
 	}
+	if ctx.Err() != nil {
+		return server.Claim{}, context.Cause(ctx)
+	}
 	mine := note{state: asking, token: uuid.NewString(), fingerprint: req.Fingerprint}
 	if rec, known := l.enter(ctx, req, mine); known {
 		return server.Claim{Record: rec}, nil
@@ -83,7 +86,7 @@ func (l *Locked) Claim(ctx context.Context, req server.ClaimRequest) (server.Cla
 	}
 	owned := &lockedLease{Lease: claim.Lease, store: l, id: req.ID, began: began, note: mine}
 	owned.note.state, owned.note.operation, owned.note.attempt = running, claim.Operation.ID, claim.Operation.Attempt
-	l.replaceOrSet(ctx, req.ID, mine, owned.note, req.Lease)
+	l.replaceOrPut(ctx, req.ID, mine, owned.note, req.Lease)
 	claim.Lease = owned.able()
 	return claim, nil
 }
@@ -101,8 +104,8 @@ func (l *Locked) validate(req server.ClaimRequest) error {
 // askingFor is how long the door is held for a claim that does not return.
 const askingFor = 2 * time.Second
 
-// enter puts mine on the door. It returns false, if the durable store has to
-// be asked because the door tells nothing.
+// enter puts mine on the door if nothing is there, and returns what is there
+// otherwise. It returns false if the durable store has to be asked.
 func (l *Locked) enter(ctx context.Context, req server.ClaimRequest, mine note) (server.Record, bool) {
 	reply, err := l.run(ctx, enterScript, req.ID, mine.encode(), milliseconds(min(req.Lease, askingFor)))
 	if err != nil || len(reply) == 0 {
@@ -117,14 +120,14 @@ func (l *Locked) enter(ctx context.Context, req server.ClaimRequest, mine note) 
 	return found.report(req.Fingerprint, left)
 }
 
-// replace changes the note on the door, if it is the expected one. The call
-// does not end with ctx, which may do so when the durable store has decided.
+// replace changes the note on the door if it is the expected one. It does not
+// end with ctx, and failing is no error: the durable store has decided already.
 func (l *Locked) replace(ctx context.Context, id server.ID, expected, n note, lifetime time.Duration) {
 	_, _ = l.run(context.WithoutCancel(ctx), replaceScript, id, expected.encode(), n.encode(), milliseconds(lifetime), "")
 }
 
-// replaceOrSet is replace for a note that may also be put on an empty door.
-func (l *Locked) replaceOrSet(ctx context.Context, id server.ID, expected, n note, lifetime time.Duration) {
+// replaceOrPut is replace for a note that may also be put on an empty door.
+func (l *Locked) replaceOrPut(ctx context.Context, id server.ID, expected, n note, lifetime time.Duration) {
 	_, _ = l.run(context.WithoutCancel(ctx), replaceScript, id, expected.encode(), n.encode(), milliseconds(lifetime), "or none")
 }
 

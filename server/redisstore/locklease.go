@@ -91,21 +91,27 @@ func (l *lockedLease) Release(ctx context.Context, cause error) error {
 
 func (l *lockedLease) leave(ctx context.Context) { l.store.replace(ctx, l.id, l.note, nothing, 0) }
 
-// publish puts a finished answer on the door. It is not to stand there longer
-// than its record lives, which is known of a record of this attempt only: that
-// began to live when the operation was completed, after this attempt's claim.
+// publish puts a finished answer on the door, or leaves it.
 func (l *lockedLease) publish(ctx context.Context, rec server.Record, ttl time.Duration) {
-	own := rec.Operation == l.note.operation && rec.Attempt == l.note.attempt && !rec.Reused && rec.Response != nil
-	lifetime := min(cmp.Or(l.store.Fresh, 10*time.Minute), ttl-time.Since(l.began)-l.store.timeout())
-	if !own || lifetime < time.Millisecond {
-		l.leave(ctx)
-		return
-	}
 	finished := l.note
-	finished.state, finished.response = completed, encodeResponse(*rec.Response)
-	if len(finished.response) > cmp.Or(l.store.MaxAnswer, 64<<10) {
+	finished.state = completed
+	if rec.Response != nil {
+		finished.response = encodeResponse(*rec.Response)
+	}
+	lifetime := min(cmp.Or(l.store.Fresh, 10*time.Minute), l.recordLives(rec, ttl))
+	if lifetime < time.Millisecond || len(finished.response) > cmp.Or(l.store.MaxAnswer, 64<<10) {
 		l.leave(ctx)
 		return
 	}
-	l.store.replaceOrSet(ctx, l.id, l.note, finished, lifetime)
+	l.store.replaceOrPut(ctx, l.id, l.note, finished, lifetime)
+}
+
+// recordLives returns for how long a completed record lives at least once
+// Redis has been told. That is known of this attempt's own: its life began when
+// it was completed, which was after the claim.
+func (l *lockedLease) recordLives(rec server.Record, ttl time.Duration) time.Duration {
+	if rec.Reused || rec.Operation != l.note.operation || rec.Attempt != l.note.attempt {
+		return 0
+	}
+	return ttl - time.Since(l.began) - l.store.timeout()
 }

@@ -78,9 +78,9 @@ func TestOperationsInACluster(t *testing.T) {
 	}
 }
 
-// monitor returns the commands that clients, not scripts, send while f runs,
-// each with its arguments, but for those that make and keep a connection.
-func monitor(t *testing.T, s *redistest.Server, f func()) (commands [][]string) {
+// monitor returns the commands that clients and scripts send while f runs, each
+// with its arguments, but for those that make and keep a connection.
+func monitor(t *testing.T, s *redistest.Server, f func()) (commands, inScripts [][]string) {
 	t.Helper()
 	conn, err := net.Dial("unix", s.Address)
 	require.NoError(t, err)
@@ -96,11 +96,14 @@ func monitor(t *testing.T, s *redistest.Server, f func()) (commands [][]string) 
 	quoted := regexp.MustCompile(`"(?:[^"\\]|\\.)*"`)
 	for lines.Scan() && !strings.Contains(lines.Text(), "the end") {
 		words := quoted.FindAllString(lines.Text(), -1)
-		if !strings.Contains(lines.Text(), " lua] ") && !slices.Contains([]string{`"HELLO"`, `"CLIENT"`, `"PING"`}, words[0]) {
+		switch {
+		case strings.Contains(lines.Text(), " lua] "):
+			inScripts = append(inScripts, words)
+		case !slices.Contains([]string{`"HELLO"`, `"CLIENT"`, `"PING"`}, words[0]):
 			commands = append(commands, words)
 		}
 	}
-	return commands
+	return commands, inScripts
 }
 
 func TestEveryStepIsOneCommand(t *testing.T) {
@@ -115,7 +118,7 @@ func TestEveryStepIsOneCommand(t *testing.T) {
 	}
 	require.NoError(t, store.Check(t.Context()))
 	all("first") // makes the scripts known, and has the settings checked
-	commands := monitor(t, s, func() { all("second") })
+	commands, _ := monitor(t, s, func() { all("second") })
 	require.Len(t, commands, 5)
 	for _, command := range commands {
 		require.Equal(t, `"EVALSHA"`, command[0])
@@ -200,7 +203,7 @@ func TestDurationsAreRoundedUp(t *testing.T) {
 		req := request(d.String())
 		req.Lease = d
 		owned(t, store, request("the script is known before "+d.String()))
-		commands := monitor(t, s, func() { owned(t, store, req) })
+		commands, _ := monitor(t, s, func() { owned(t, store, req) })
 		require.Equal(t, want, commands[0][7], "%v", d)
 		for _, ms := range lifetimes(t, s.Client(t)) {
 			require.Positive(t, ms)
