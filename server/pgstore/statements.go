@@ -114,12 +114,13 @@ ON CONFLICT DO NOTHING`
 DELETE FROM {table}
 WHERE account_id = $1 AND idempotency_key = $2 AND claim_token = $3::uuid AND ` + dead
 
-	// selectInFlight finds those of some ids that an attempt runs for.
+	// selectInFlight finds those of some ids that an attempt runs for and that
+	// have not been accepted.
 	selectInFlight = `
 SELECT account_id, idempotency_key
 FROM {table}
 WHERE (account_id, idempotency_key) IN (SELECT * FROM unnest($1::text[], $2::text[]))
-  AND status = 'processing' AND lease_until > clock_timestamp()`
+  AND status = 'processing' AND lease_until > clock_timestamp() AND response_status IS NULL`
 
 	// expired is true of records that cleanup deletes. They are judged by the
 	// time at which the transaction began, which a clock that jumps after it

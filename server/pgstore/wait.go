@@ -24,7 +24,7 @@ type poller struct {
 }
 
 // Wait implements [server.Waiter]: it returns when no attempt of the operation
-// is seen to run any more, in whichever mode.
+// is seen to run any more, in whichever mode, or when it has been accepted.
 func (s *Store) Wait(ctx context.Context, id server.ID) error {
 	ended := s.poller.join(s, id)
 	defer s.poller.leave(id, ended)

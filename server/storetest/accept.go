@@ -29,6 +29,24 @@ var acceptCases = []testCase{
 		},
 	},
 	{
+		name: "a wait ends when the operation has been accepted",
+		rule: "Wait returns nil when it is worth claiming again: that gives the interim response.",
+		run: func(c *checker) {
+			waiter, ok := c.waiter(c.peer)
+			if !ok {
+				return
+			}
+			req := c.request("key")
+			claim := c.owns(c.store, req)
+			waited, ctx := make(chan error, 1), c.ctx()
+			go func() { waited <- waiter.Wait(ctx, req.ID) }()
+			c.accepts(claim, interim, long)
+			if err := <-waited; err != nil {
+				c.Errorf("Wait for an operation that was accepted returned %v", err)
+			}
+		},
+	},
+	{
 		name: "a reused key is reported while a worker is at it",
 		rule: "An accepted record with a different fingerprint is reported with Reused set, and nothing of it changes.",
 		run: func(c *checker) {
