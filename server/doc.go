@@ -62,6 +62,19 @@
 // side. A request is guarded once: inside of another middleware that has claimed
 // its key this one refuses it.
 //
+// # Long operations
+//
+// A handler whose work takes longer than a request may calls [Accept], hands
+// the [Ticket] that it gets over to a worker, and answers 202. Until the worker
+// finishes the operation, see [Work], that is what all requests with its key
+// are answered; then it is what the worker answered. [Middleware.StatusHandler]
+// tells the same under a URL of the operation's own.
+//
+// # Other contracts
+//
+// What the middleware itself answers is worded by a [Contract]. Besides
+// [Standard] there are [IETF] and [Stripe], for APIs that have promised it so.
+//
 // # Work that is not HTTP
 //
 // [Do] gives the same guarantee to the consumer of a queue.

@@ -3,6 +3,7 @@ package server_test
 import (
 	"context"
 	"crypto/sha256"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -165,4 +166,77 @@ func ExampleCleanup() {
 	// Output:
 	// deleted 0
 	// context deadline exceeded
+}
+
+// A report takes longer than a request may. Its handler leaves it to a worker.
+func ExampleAccept() {
+	store := new(memstore.Store)
+	guard := &server.Middleware{
+		Store:   store,
+		Account: func(*http.Request) (string, error) { return "acme", nil },
+	}
+	jobs := make(chan []byte, 1) // a queue
+	mux := http.NewServeMux()
+	mux.Handle("GET /operations/{operation}", guard.StatusHandler())
+	mux.Handle("POST /reports", guard.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ticket, err := server.Accept(r.Context(), 10*time.Minute)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		job, _ := json.Marshal(ticket)
+		jobs <- job
+		w.Header().Set("Location", "/operations/"+ticket.StatusID())
+		w.WriteHeader(http.StatusAccepted)
+	})))
+	post := func() *httptest.ResponseRecorder {
+		r := httptest.NewRequest("POST", "/reports", nil)
+		r.Header.Set("Idempotency-Key", "report-2026")
+		w := httptest.NewRecorder()
+		mux.ServeHTTP(w, r)
+		fmt.Printf("POST: %d %q\n", w.Code, w.Body)
+		return w
+	}
+	accepted := post()
+	post()
+
+	var ticket server.Ticket // in another process, perhaps
+	if err := json.Unmarshal(<-jobs, &ticket); err != nil {
+		fmt.Println(err)
+	}
+	err := server.Work(context.Background(), store, ticket, func(context.Context) (server.Response, error) {
+		return server.Response{StatusCode: http.StatusCreated, Body: []byte("the report")}, nil
+	})
+	fmt.Println("finished:", err)
+
+	post()
+	w := httptest.NewRecorder()
+	mux.ServeHTTP(w, httptest.NewRequest("GET", accepted.Header().Get("Location"), nil))
+	fmt.Printf("GET: %d %q\n", w.Code, w.Body)
+	// Output:
+	// POST: 202 ""
+	// POST: 202 ""
+	// finished: <nil>
+	// POST: 201 "the report"
+	// GET: 201 "the report"
+}
+
+// An API that answers errors in a format of its own keeps to it.
+func ExampleContract() {
+	guard := &server.Middleware{
+		Store:   new(memstore.Store),
+		Account: func(*http.Request) (string, error) { return "acme", nil },
+		Contract: func(r server.Refusal) server.Response {
+			answer := server.IETF(r)
+			answer.Body = fmt.Appendf(nil, `{"errors":[{"id":%q}]}`, r.Code)
+			answer.Fields[0].Value = "application/vnd.api+json"
+			return answer
+		},
+	}
+	h := guard.Handler(http.NotFoundHandler())
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest("POST", "/payments", nil))
+	fmt.Println(w.Code, w.Body)
+	// Output:
+	// 400 {"errors":[{"id":"IDEMPOTENCY_KEY_MISSING"}]}
 }
