@@ -75,7 +75,8 @@ type Attempt struct {
 	Err      error       // nil if there was an answer, whatever its status
 	// Sends counts how often the request went out on the wire. More than one
 	// means that net/http sent it again by itself, with the same key, because
-	// a kept-alive connection was found dead.
+	// a kept-alive connection was found dead. A transport with
+	// DisableKeepAlives never does.
 	Sends int
 	Wait  time.Duration // the pause after this attempt
 }
@@ -158,16 +159,19 @@ func decode(body []byte, value any) error {
 // gets a key, unless its Idempotency-Key field is set; a PUT or DELETE is keyed
 // if it is. A field that is present but nil means no key.
 //
-// A keyed request is frozen, driven to its final answer and never redirected.
-// Any final answer is returned, with its body in memory, except a conflict,
-// which is a *[ConflictError]; other errors are a *[UsageError], a
-// *[DecodeError] for an answer beyond MaxResponseBytes, or an
-// *[IncompleteError].
+// A keyed request is frozen (its body may have up to 32 MiB), driven to its final
+// answer and never redirected. Any final answer is returned, with its body in
+// memory, except a conflict, which is a *[ConflictError]. Other errors are a
+// *[UsageError], an *[IncompleteError], or for an answer beyond MaxResponseBytes
+// what [Send] returns for it.
 //
 // A request without a key passes through, its bodies unbuffered. It is sent
 // again only if its method is idempotent (RFC 9110, section 9.2.2) or if it is
 // proved that nothing was sent; redirects are followed.
 func (c *Client) Do(req *http.Request) (*http.Response, error) {
+	if c == nil || req == nil {
+		return nil, &UsageError{Field: "Do", Reason: "it needs a client and a request; &idem.Client{} works"}
+	}
 	call, err := c.requestCall(req)
 	if err != nil {
 		return nil, err

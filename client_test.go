@@ -599,8 +599,8 @@ func TestWrongUseIsToldBeforeAnythingIsSent(t *testing.T) {
 		want   string
 	}{
 		"a relative URL without BaseURL": {"/payments", func(c *idem.Client) { c.BaseURL = "" }, "idem: URL: it is relative; give an absolute URL or set Client.BaseURL"},
-		"a URL without a scheme":         {"//bank.test/payments", nil, `idem: URL: its scheme is ""; only http and https can be sent`},
-		"another scheme":                 {"ftp://bank.test/", nil, `idem: URL: its scheme is "ftp"; only http and https can be sent`},
+		"a URL without a scheme":         {"//bank.test/payments", nil, `idem: URL: its scheme is ""; it must be http or https`},
+		"another scheme":                 {"ftp://bank.test/", nil, `idem: URL: its scheme is "ftp"; it must be http or https`},
 		"no host":                        {"http:///payments", nil, "idem: URL: it has no host"},
 		"no host but a port":             {"http://:80/payments", nil, "idem: URL: it has no host"},
 		"not a URL":                      {"http://user:hunter2@bank.test/%zz", nil, `idem: Operation.URL: it is not a URL: invalid URL escape "%zz"`},
@@ -646,10 +646,14 @@ func TestSendWithoutContextOrClientIsRefused(t *testing.T) {
 func TestMethodThatIsNoneIsRefused(t *testing.T) {
 	t.Parallel()
 	srv := faultnet.Serve(t, ok201())
-	for _, method := range []string{"", "PO ST", "POST\n"} {
+	for method, want := range map[string]string{
+		"":       "idem: Operation.Method: it is empty; it must be an HTTP method such as POST",
+		"PO ST":  "idem: Method: it must be an HTTP method such as POST",
+		"POST\n": "idem: Method: it must be an HTTP method such as POST",
+	} {
 		op := idem.Operation{Key: "k", Method: method, URL: "/payments"}
 		_, err := idem.Send[payment](t.Context(), quick(srv), op)
-		require.EqualError(t, err, "idem: Operation.Method: it must be an HTTP method such as POST")
+		require.EqualError(t, err, want)
 	}
 	require.Empty(t, srv.Requests())
 }

@@ -35,7 +35,7 @@
 //	switch idem.OutcomeOf(err) {
 //	case idem.Done:     // it happened
 //	case idem.Rejected: // it did not, and will not
-//	case idem.NotSent:  // it did not: no attempt got a connection
+//	case idem.NotSent:  // not this time: no attempt got a connection
 //	case idem.Pending:  // the server is still working on it
 //	case idem.Unknown:  // it may have happened: only the same key is safe
 //	case idem.Expired:  // it may have happened, but the key is too old: look it up

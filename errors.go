@@ -20,7 +20,9 @@ const (
 	// Unknown: it may have happened. Only the same key is safe: send the same
 	// operation again, or look it up. Never start over with a new key.
 	Unknown Outcome = iota
-	// NotSent: no attempt ever got a connection, so it did not happen.
+	// NotSent: no attempt of this call got a connection, so this call did not
+	// make it happen. If the operation was sent before, that is as open as it
+	// was.
 	NotSent
 	// Pending: the server is still working on it. Send the same operation
 	// again later.
@@ -149,8 +151,8 @@ func (e *StatusError) Error() string {
 
 func (e *StatusError) outcome() Outcome { return e.verdict.outcome() }
 
-// DecodeError says that the operation was done but that its answer could not
-// be decoded, or was larger than [Client.MaxResponseBytes]; Body is then empty.
+// DecodeError says that the operation was done, but that its answer could not
+// be decoded or was larger than [Client.MaxResponseBytes]; Body is then empty.
 type DecodeError struct {
 	Response
 	Err     error
@@ -165,12 +167,7 @@ func (e *DecodeError) Error() string {
 // Unwrap returns the error of the decoder.
 func (e *DecodeError) Unwrap() error { return e.Err }
 
-func (e *DecodeError) outcome() Outcome {
-	if e.StatusCode >= 200 && e.StatusCode < 300 {
-		return Done
-	}
-	return Unknown
-}
+func (e *DecodeError) outcome() Outcome { return Done }
 
 // Reason says why an operation was given up.
 type Reason string
@@ -201,16 +198,17 @@ type IncompleteError struct {
 	Last       error         // the error of the last attempt, a *StatusError if it was answered; nil if nothing was sent
 	Response   *Response     // the last answer, or nil
 	RetryAfter time.Duration // what the last answer asked for, uncut
-	Attempts   []Attempt     // every attempt, oldest first
+	Attempts   []Attempt     // every attempt, oldest first; the last 1,000 if there are more
 
 	request string
+	made    int // attempts in all
 	result  Outcome
 	answer  *http.Response // the last answer, if it is whole and may stand for a final one
 }
 
 func (e *IncompleteError) Error() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "idem: %s: given up after %d attempts: %s", e.request, len(e.Attempts), e.Reason)
+	fmt.Fprintf(&b, "idem: %s: given up after %d attempts: %s", e.request, e.made, e.Reason)
 	if e.Err != nil {
 		fmt.Fprintf(&b, " (%v)", e.Err)
 	}

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -68,11 +70,13 @@ func TestOutcomeIsNotSentOnlyIfThatIsProved(t *testing.T) {
 
 func TestOutcomeIsUnknownWhenTheDeadlineEndsAnAttemptInFlight(t *testing.T) {
 	t.Parallel()
-	srv := faultnet.Serve(t, faultnet.Hang())
-	_, err := postFor(t, quick(srv), 50*time.Millisecond)
-	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.Equal(t, idem.Unknown, idem.OutcomeOf(err))
-	require.Len(t, srv.Requests(), 1)
+	synctest.Test(t, func(t *testing.T) {
+		srv, _ := timeline(t, faultnet.Hang())
+		_, err := postFor(t, quick(srv), 50*time.Millisecond)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, idem.Unknown, idem.OutcomeOf(err))
+		require.Len(t, srv.Requests(), 1)
+	})
 }
 
 func TestKeyOfEveryErrorSendsTheSameOperationAgain(t *testing.T) {
@@ -157,4 +161,28 @@ func TestOutcomesAndUsageErrorsPrint(t *testing.T) {
 		require.Equal(t, want, outcome.String())
 	}
 	require.EqualError(t, &idem.UsageError{Field: "URL", Reason: "no", Err: errors.New("why")}, "idem: URL: no: why")
+}
+
+func TestFinalRefusalBeyondMaxResponseBytesIsStillARefusal(t *testing.T) {
+	t.Parallel()
+	for _, code := range []int{409, 422} {
+		srv := faultnet.Serve(t, faultnet.Reply(faultnet.Answer(code, strings.Repeat("x", 101))))
+		client := quick(srv)
+		client.MaxResponseBytes = 100
+		_, err := post(t, client)
+		require.Equal(t, idem.Rejected, idem.OutcomeOf(err), "%d: %v", code, err)
+	}
+}
+
+func TestRefusalAtTheGateAfterALostAnswerProvesNothing(t *testing.T) {
+	t.Parallel()
+	for _, code := range []int{401, 403, 407, 423} {
+		srv := faultnet.Serve(t, faultnet.Steps(faultnet.Reset(), status(code)))
+		_, err := post(t, quick(srv))
+		require.Equal(t, idem.Unknown, idem.OutcomeOf(err), "%d: %v", code, err)
+
+		srv = faultnet.Serve(t, status(code))
+		_, err = post(t, quick(srv))
+		require.Equal(t, idem.Rejected, idem.OutcomeOf(err), "%d at once: %v", code, err)
+	}
 }

@@ -83,8 +83,8 @@ func (c *Client) operationCall(op *Operation) (*call, error) {
 	if op.Key == "" {
 		return nil, c.dialect().checkKey("")
 	}
-	if !rfc9110.IsToken(op.Method) {
-		return nil, &UsageError{Field: "Operation.Method", Reason: "it must be an HTTP method such as POST"}
+	if op.Method == "" {
+		return nil, &UsageError{Field: "Operation.Method", Reason: "it is empty; it must be an HTTP method such as POST"}
 	}
 	u, err := url.Parse(op.URL)
 	if err != nil {
@@ -175,10 +175,27 @@ func (c *Client) newCall(req *http.Request, key Key) (*call, error) {
 	if call.request.URL, call.foreign, err = c.resolve(req.URL); err != nil {
 		return nil, err
 	}
-	if err := cmp.Or(rfc9110.CheckHeader(req.Header), rfc9110.CheckHeader(c.Header)); err != nil {
-		return nil, &UsageError{Field: "Header", Reason: err.Error()}
+	return call, call.check()
+}
+
+// check finds out what net/http would refuse only when it is asked to send.
+func (c *call) check() error {
+	if c.request.Method != "" && !rfc9110.IsToken(c.request.Method) {
+		return &UsageError{Field: "Method", Reason: "it must be an HTTP method such as POST"}
 	}
-	return call, nil
+	if !rfc9110.IsToken(c.dialect.keyField()) {
+		return &UsageError{Field: "Dialect.KeyField", Reason: "it is not a field name"}
+	}
+	for name := range c.request.Trailer {
+		switch http.CanonicalHeaderKey(name) {
+		case "Transfer-Encoding", "Trailer", "Content-Length":
+			return &UsageError{Field: "Trailer", Reason: name + " must not be sent as a trailer"}
+		}
+	}
+	if err := cmp.Or(rfc9110.CheckHeader(c.request.Header), rfc9110.CheckHeader(c.client.Header), rfc9110.CheckHeader(c.request.Trailer)); err != nil {
+		return &UsageError{Field: "Header", Reason: err.Error()}
+	}
+	return nil
 }
 
 // freezeBody reads the body of the request, closes it, and checks that it is
@@ -211,6 +228,9 @@ func (c *Client) resolve(u *url.URL) (absolute *url.URL, foreign bool, err error
 		if base, err = url.Parse(c.BaseURL); err != nil {
 			return nil, false, unparsable("Client.BaseURL", err)
 		}
+		if err := checkURL("Client.BaseURL", base); err != nil {
+			return nil, false, err
+		}
 	}
 	if u.Host == "" && u.Scheme == "" {
 		if base == nil {
@@ -218,13 +238,20 @@ func (c *Client) resolve(u *url.URL) (absolute *url.URL, foreign bool, err error
 		}
 		u = join(base, u)
 	}
-	if u.Scheme != "http" && u.Scheme != "https" {
-		return nil, false, &UsageError{Field: "URL", Reason: fmt.Sprintf("its scheme is %q; only http and https can be sent", u.Scheme)}
-	}
-	if u.Hostname() == "" {
-		return nil, false, &UsageError{Field: "URL", Reason: "it has no host"}
+	if err := checkURL("URL", u); err != nil {
+		return nil, false, err
 	}
 	return u, base != nil && rfc9110.Origin(base) != rfc9110.Origin(u), nil
+}
+
+func checkURL(field string, u *url.URL) error {
+	if u.Scheme != "http" && u.Scheme != "https" {
+		return &UsageError{Field: field, Reason: fmt.Sprintf("its scheme is %q; it must be http or https", u.Scheme)}
+	}
+	if u.Hostname() == "" {
+		return &UsageError{Field: field, Reason: "it has no host"}
+	}
+	return nil
 }
 
 // join puts base in front of relative, byte for byte: nothing is cleaned or
@@ -250,6 +277,11 @@ func unparsable(field string, err error) error {
 	}
 	return &UsageError{Field: field, Reason: "it is not a URL", Err: err}
 }
+
+// replayable is a field by which net/http knows that it may send a request
+// again by itself when it finds the connection dead. Without a value it is not
+// sent. Every keyed request has it.
+const replayable = "X-Idempotency-Key"
 
 // header returns the fields of one attempt: the request's own, those of the
 // client, and the key on exactly one line.
@@ -280,10 +312,8 @@ func (c *call) header(keyLine []string) http.Header {
 		}
 		h[http.CanonicalHeaderKey(field)] = []string{made.UTC().Format(http.TimeFormat)}
 	}
-	// net/http repeats a request on a dead connection by itself if it has one of
-	// these two; one without a value is not sent.
-	if !rfc9110.Has(h, "X-Idempotency-Key") {
-		h["X-Idempotency-Key"] = nil
+	if !rfc9110.Has(h, replayable) {
+		h[replayable] = nil
 	}
 	if c.dialect.inField() {
 		keyLine[0] = c.dialect.keyLine(c.key)

@@ -20,7 +20,8 @@ import (
 	"github.com/idemhttp/idem/internal/rfc9110"
 )
 
-// NoLimit is the value of a limit that does not limit.
+// NoLimit is the value of a limit that does not limit. Where int has 32 bits,
+// [math.MaxInt] serves for the fields of that type.
 const NoLimit = math.MaxInt64
 
 // RetryPolicy says how long and how often a client tries. In every field zero
@@ -32,7 +33,8 @@ type RetryPolicy struct {
 	// progress do not count. Zero means 5.
 	MaxAttempts int
 	// AttemptTimeout bounds one attempt, from the connection to the last byte
-	// of the answer. Zero means 30 s.
+	// of the answer, or for a request without a key to the end of its header.
+	// Zero means 30 s.
 	AttemptTimeout time.Duration
 	// MaxElapsed is how long after the start of an operation its last attempt
 	// may begin. Time spent waiting for an operation in progress does not
@@ -295,6 +297,7 @@ type call struct {
 	last         *exchange
 	mismatch     mismatch  // the last one seen
 	attempts     []Attempt // those that failed
+	made         int       // how many those are, forgotten ones included
 	sent         bool      // some attempt may have reached the server
 
 	// Most operations are small and have one attempt: with its parts here, they
@@ -387,7 +390,23 @@ func (c *call) judge(x *exchange) (Verdict, time.Duration) {
 	case c.watched != nil && gone(x.Status):
 		return VerdictTransient, 0 // if at all: watch ends it
 	}
-	return c.dialect.judge(x.Status, x.Header, x.body)
+	verdict, pause := c.dialect.judge(x.Status, x.Header, x.body)
+	if verdict == VerdictRejected && c.sent && !x.Replayed && atTheGate(x.Status) {
+		return VerdictUncertain, 0
+	}
+	return verdict, pause
+}
+
+// atTheGate reports whether status is one that is given before anybody looks at
+// the key. If an earlier attempt was lost, such a refusal says nothing about it.
+func atTheGate(status int) bool {
+	switch status {
+	case http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusMethodNotAllowed,
+		http.StatusProxyAuthRequired, http.StatusRequestEntityTooLarge, http.StatusRequestURITooLong,
+		http.StatusMisdirectedRequest, http.StatusLocked, http.StatusUpgradeRequired, http.StatusRequestHeaderFieldsTooLarge:
+		return true
+	}
+	return false
 }
 
 func gone(status int) bool { return status == http.StatusNotFound || status == http.StatusGone }
@@ -468,12 +487,13 @@ func (c *call) remember(x *exchange) {
 		c.attempts = slices.Delete(c.attempts, 0, 1)
 	}
 	c.attempts = append(c.attempts, c.view(x.Attempt))
+	c.made++
 	c.sent = c.sent || !x.evidence.notSent()
 }
 
 // incomplete returns the error of an operation that is given up.
 func (c *call) incomplete(ctx context.Context, reason Reason) error {
-	e := &IncompleteError{Key: c.key, Reason: reason, Attempts: c.attempts, request: c.String()}
+	e := &IncompleteError{Key: c.key, Reason: reason, Attempts: c.attempts, made: c.made, request: c.String()}
 	if reason == ReasonContext {
 		e.Err = contextError(ctx)
 	}
@@ -530,12 +550,12 @@ func (c *call) response(x *exchange) Response {
 func (c *call) finalError(x *exchange) error {
 	response := c.response(x)
 	switch {
-	case x.tooLarge != nil:
-		return &DecodeError{Response: response, Err: x.tooLarge, request: c.String()}
 	case x.conflict():
 		return &ConflictError{Response: response, Problem: parseProblem(&response), request: c.String(), verdict: x.verdict}
 	case x.Status < 200 || x.Status > 299:
 		return c.statusError(response, x.verdict)
+	case x.tooLarge != nil:
+		return &DecodeError{Response: response, Err: x.tooLarge, request: c.String()}
 	}
 	return nil
 }

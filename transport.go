@@ -28,32 +28,34 @@ import (
 //
 //	sdk := &http.Client{Transport: client.RoundTripper()}
 //
-// One call is one operation. As the contract of [http.RoundTripper] demands, an
-// answer is returned as it is, a conflict included, and also the last answer of
-// an operation that was given up, unless it says that the operation is in
-// progress. A redirect that the caller's client follows never gets a key of its
-// own; to another origin no key goes along, and no keyed write goes at all.
+// One call is one operation, with the limits of [Client.Do]. As the contract of
+// [http.RoundTripper] demands, an answer is returned as it is, a conflict
+// included, and so is the last answer of an operation that was given up, if it
+// was short and does not say that the operation is in progress. A redirect that
+// the caller's client follows never gets a key of its own; to another origin
+// neither key nor Client.Header go along, and no keyed write goes at all.
 func (c *Client) RoundTripper() http.RoundTripper { return roundTripper{c} }
 
 type roundTripper struct{ client *Client }
 
 func (t roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
-	hop := req
-	if req.Response != nil {
-		var err error
-		if hop, err = t.client.redirected(req); err != nil {
-			if req.Body != nil {
-				_ = req.Body.Close()
-			}
-			return nil, err
+	hop, err := t.client.redirected(req)
+	if err != nil {
+		if req.Body != nil {
+			_ = req.Body.Close()
 		}
+		return nil, err
 	}
 	call, err := t.client.requestCall(hop)
 	if err != nil {
 		return nil, err
 	}
+	call.foreign = call.foreign || rfc9110.Origin(call.request.URL) != rfc9110.Origin(first(hop).URL)
 	x, err := call.run(req.Context())
-	if err == nil {
+	switch {
+	case err == nil && x.tooLarge != nil:
+		return nil, call.finalError(x)
+	case err == nil:
 		return x.resp, nil
 	}
 	var given *IncompleteError
@@ -63,9 +65,20 @@ func (t roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 	return nil, err
 }
 
-// redirected returns req, which a redirect led to, with the key that it may
+// first returns the request from which redirects led to req.
+func first(req *http.Request) *http.Request {
+	for req.Response != nil && req.Response.Request != nil && req.Response.Request.URL != nil {
+		req = req.Response.Request
+	}
+	return req
+}
+
+// redirected returns req. If a redirect led to it, it has the key that it may
 // carry: that of the request before it on the same origin, or none.
 func (c *Client) redirected(req *http.Request) (*http.Request, error) {
+	if req.Response == nil {
+		return req, nil
+	}
 	field := c.dialect().keyField()
 	before := req.Response.Request
 	hop := req.Clone(req.Context())
@@ -80,11 +93,13 @@ func (c *Client) redirected(req *http.Request) (*http.Request, error) {
 	}
 	lines, _ := rfc9110.Lines(before.Header, field)
 	switch {
-	case rfc9110.IsSafe(req.Method) || len(lines) == 0:
-	case rfc9110.Origin(before.URL) == rfc9110.Origin(req.URL):
-		hop.Header[field] = lines
-	default:
+	case rfc9110.IsSafe(req.Method) || !rfc9110.Has(before.Header, replayable):
+	case rfc9110.Origin(before.URL) != rfc9110.Origin(req.URL):
 		return nil, &UsageError{Field: "redirect", Reason: "a keyed write is not sent on to another origin, " + rfc9110.Origin(req.URL)}
+	case len(lines) == 0:
+		return nil, &UsageError{Field: "redirect", Reason: "a write whose key is not in a field is not sent on"}
+	default:
+		hop.Header[field] = lines
 	}
 	return hop, nil
 }
@@ -103,6 +118,9 @@ func (c *call) following(req *http.Request) (*http.Response, error) {
 			return nil
 		}
 		next.Header.Del(c.dialect.keyField())
+		if !rfc9110.Has(c.request.Header, "Authorization") {
+			next.Header.Del("Authorization") // it was in the URL
+		}
 		for name := range c.client.Header {
 			next.Header.Del(name)
 		}
@@ -192,8 +210,13 @@ func (c *call) exchange(ctx context.Context, number int) *exchange {
 	}
 	x.resp, x.Status, x.Header = resp, resp.StatusCode, resp.Header
 	x.Replayed = c.dialect.replayed(x.Header)
+	if x.Status == http.StatusSwitchingProtocols && c.key != "" {
+		x.fail(c, errSwitched)
+	}
 	return x
 }
+
+var errSwitched = errors.New("the server switched protocols in place of an answer")
 
 func (c *call) send(ctx context.Context, x *exchange) (resp *http.Response, err error) {
 	req, err := c.fresh(ctx, x)
@@ -205,10 +228,16 @@ func (c *call) send(ctx context.Context, x *exchange) (resp *http.Response, err 
 	} else {
 		resp, err = c.client.transport().RoundTrip(req)
 	}
-	if err == nil && resp == nil {
-		err = errors.New("the transport returned neither an answer nor an error")
+	if err != nil {
+		return nil, err
 	}
-	return resp, err
+	if resp == nil {
+		return nil, errors.New("the transport returned neither an answer nor an error")
+	}
+	if resp.Body == nil {
+		resp.Body = http.NoBody
+	}
+	return resp, nil
 }
 
 // fresh returns a request for one attempt, which shares nothing that can change
@@ -247,7 +276,7 @@ func asWatch(r *http.Request, u *url.URL, d *Dialect) {
 			delete(r.Header, name)
 		}
 	}
-	for _, name := range []string{d.keyField(), d.FirstSentField, "X-Idempotency-Key"} {
+	for _, name := range []string{d.keyField(), d.FirstSentField, replayable} {
 		r.Header.Del(name)
 	}
 }
@@ -361,12 +390,22 @@ func (x *exchange) stopTimer() {
 // context bounds it, and closing it ends the attempt.
 func (x *exchange) handOver() {
 	x.stopTimer()
-	x.resp.Body = &handedOver{x.resp.Body, x.cancel}
+	body := handedOver{x.resp.Body, x.cancel}
+	if conn, ok := x.resp.Body.(io.Writer); ok { // of a 101
+		x.resp.Body = &handedOverConn{body, conn}
+		return
+	}
+	x.resp.Body = &body
 }
 
 type handedOver struct {
 	io.ReadCloser
 	cancel context.CancelFunc
+}
+
+type handedOverConn struct {
+	handedOver
+	io.Writer
 }
 
 func (b *handedOver) Close() error {
@@ -376,7 +415,7 @@ func (b *handedOver) Close() error {
 
 // permanent reports whether err is one that no retry heals.
 func permanent(err error) bool {
-	if errors.Is(err, http.ErrSchemeMismatch) || errors.Is(err, errTooManyRedirects) {
+	if errors.Is(err, http.ErrSchemeMismatch) || errors.Is(err, errTooManyRedirects) || errors.Is(err, errSwitched) {
 		return true
 	}
 	var remote *net.OpError

@@ -548,3 +548,127 @@ func TestDigestOfAnAnswerThatWasDecompressedIsNotCompared(t *testing.T) {
 	require.Equal(t, 1, result.Attempts)
 	require.Equal(t, payment{ID: "p1"}, result.Value)
 }
+
+func TestAnswerWithoutABodyIsAnEmptyOne(t *testing.T) {
+	t.Parallel()
+	for _, code := range []int{201, 503} {
+		client := &idem.Client{
+			BaseURL: "http://bank.test", Retry: idem.RetryPolicy{NewBackOff: at(0)},
+			Transport: roundTripperFunc(func(*http.Request) (*http.Response, error) { return &http.Response{StatusCode: code}, nil }),
+		}
+		require.NotPanics(t, func() { _, _ = post(t, client) })
+		require.NotPanics(t, func() {
+			resp, err := client.RoundTripper().RoundTrip(newRequest(t, "GET", "http://bank.test/", ""))
+			require.NoError(t, err)
+			require.NotNil(t, resp.Body)
+			require.NoError(t, resp.Body.Close())
+		})
+	}
+}
+
+func TestRoundTripperNeverReturnsAnAnswerWithoutItsBody(t *testing.T) {
+	t.Parallel()
+	srv := faultnet.Serve(t, faultnet.Reply(faultnet.Answer(201, strings.Repeat("x", 101))))
+	client := quick(srv)
+	client.MaxResponseBytes = 100
+	resp, err := client.RoundTripper().RoundTrip(newRequest(t, "POST", srv.URL, paymentJSON))
+	if err == nil {
+		body, err := io.ReadAll(resp.Body)
+		require.NoError(t, err)
+		require.Len(t, body, 101)
+	}
+	require.True(t, hasA[*idem.DecodeError](err))
+}
+
+func TestAnAnswerThatSwitchesProtocolsDoesNotHangAKeyedRequest(t *testing.T) {
+	t.Parallel()
+	srv := faultnet.Serve(t, func(x *faultnet.Exchange) {
+		x.Read()
+		x.Write("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n")
+		x.Wait(5 * time.Second)
+	})
+	client := quick(srv)
+	client.Retry.AttemptTimeout, client.Retry.MaxAttempts = 200*time.Millisecond, 1
+	ended := make(chan error, 1)
+	go func() {
+		_, err := postFor(t, client, time.Second)
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		require.Error(t, err)
+	case <-time.After(3 * time.Second):
+		t.Fatal("neither AttemptTimeout nor the caller's deadline ends it")
+	}
+}
+
+func TestUpgradedConnectionCanBeWrittenTo(t *testing.T) {
+	t.Parallel()
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		conn, buf, _ := http.NewResponseController(w).Hijack()
+		defer conn.Close()
+		fmt.Fprint(buf, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n")
+		buf.Flush()
+		line, _ := buf.ReadString('\n')
+		fmt.Fprint(buf, "echo ", line)
+		buf.Flush()
+	}))
+	t.Cleanup(srv.Close)
+	req := newRequest(t, "GET", srv.URL, "")
+	req.Header = http.Header{"Connection": {"Upgrade"}, "Upgrade": {"x"}}
+	resp, err := (&idem.Client{}).RoundTripper().RoundTrip(req)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	conn, ok := resp.Body.(io.ReadWriteCloser)
+	require.True(t, ok, "as net/http promises for 101")
+	_, err = io.WriteString(conn, "hi\n")
+	require.NoError(t, err)
+	answer, err := io.ReadAll(conn)
+	require.NoError(t, err)
+	require.Equal(t, "echo hi\n", string(answer))
+}
+
+func TestRequestThatCanNeverBeSentIsNotTriedAgain(t *testing.T) {
+	t.Parallel()
+	srv := faultnet.Serve(t, ok201())
+	for name, change := range map[string]func(*http.Request, *idem.Client){
+		"method": func(r *http.Request, _ *idem.Client) { r.Method = "PO ST"; r.Header.Set("Idempotency-Key", "k") },
+		"trailer": func(r *http.Request, _ *idem.Client) {
+			r.TransferEncoding, r.Trailer = []string{"chunked"}, http.Header{"Content-Length": {"1"}}
+		},
+		"key field": func(_ *http.Request, c *idem.Client) { c.Dialect = &idem.Dialect{KeyField: "a b"} },
+	} {
+		client := quick(srv)
+		var r recorder
+		client.Trace = r.trace()
+		req := newRequest(t, "POST", srv.URL, paymentJSON)
+		change(req, client)
+		_, err := client.Do(req)
+		require.Error(t, err, name)
+		require.LessOrEqual(t, len(r.start), 1, name)
+		require.Equal(t, idem.NotSent, idem.OutcomeOf(err), name)
+	}
+	require.Empty(t, srv.Requests())
+}
+
+func TestRoundTripperLeavesTheClientsCredentialsAtTheFirstOrigin(t *testing.T) {
+	t.Parallel()
+	other := faultnet.Serve(t, status(200))
+	srv := faultnet.Serve(t, status(302, "Location: "+other.URL+"/away"))
+	client := &idem.Client{Header: http.Header{"Authorization": {"Bearer sk_7"}, "X-Api-Key": {"sk_8"}}}
+	resp, err := (&http.Client{Transport: client.RoundTripper()}).Get(srv.URL)
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	require.NotContains(t, other.Requests()[0].Head, "sk_")
+}
+
+func TestCredentialsOfBaseURLStayAtItsOrigin(t *testing.T) {
+	t.Parallel()
+	other := faultnet.Serve(t, status(200))
+	srv := faultnet.Serve(t, status(302, "Location: "+other.URL+"/away"))
+	client := &idem.Client{BaseURL: strings.Replace(srv.URL, "http://", "http://user:hunter2@", 1)}
+	resp, err := client.Do(newRequest(t, "GET", "/", ""))
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	require.NotContains(t, other.Requests()[0].Head, "Authorization")
+}

@@ -17,6 +17,9 @@ func (e *TooLargeError) Error() string { return fmt.Sprintf("it is larger than %
 // nobody makes us allocate more by a promise.
 const trusted = 1 << 20
 
+// maxIdle is how many reads in a row may return nothing.
+const maxIdle = 100
+
 // Read appends what r holds to buf, which may have room for it, and fails with
 // a [*TooLargeError] if that makes more than limit bytes. size is how many are
 // expected, or negative. What was read is returned with an error of r's too.
@@ -28,12 +31,15 @@ func Read(buf []byte, r io.Reader, size, limit int64) ([]byte, error) {
 	if expected := min(size, limit, trusted) + 1; int64(cap(buf)) < expected {
 		buf = make([]byte, 0, expected)
 	}
-	for {
+	for idle := 0; ; idle++ {
 		if len(buf) == cap(buf) {
 			buf = grown(buf, limit)
 		}
 		n, err := r.Read(buf[len(buf):cap(buf)])
 		buf = buf[:len(buf)+n]
+		if n > 0 {
+			idle = 0
+		}
 		switch {
 		case int64(len(buf)) > limit:
 			return nil, &TooLargeError{limit}
@@ -41,6 +47,8 @@ func Read(buf []byte, r io.Reader, size, limit int64) ([]byte, error) {
 			return slices.Clip(buf), nil
 		case err != nil:
 			return buf, err
+		case idle == maxIdle:
+			return buf, io.ErrNoProgress
 		}
 	}
 }

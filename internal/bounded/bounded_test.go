@@ -100,3 +100,13 @@ func (zeros) Read(p []byte) (int, error) {
 	clear(p)
 	return len(p), nil
 }
+
+type idle struct{}
+
+func (idle) Read([]byte) (int, error) { return 0, nil }
+
+func TestReaderThatNeverGivesAnythingIsGivenUp(t *testing.T) {
+	t.Parallel()
+	_, err := bounded.Read(nil, idle{}, -1, 10)
+	require.ErrorIs(t, err, io.ErrNoProgress)
+}
