@@ -258,8 +258,14 @@ func TestWhatCannotBeReadIsAnError(t *testing.T) {
 		redistest.Do(t, client, spoil...)
 		claim, err := store.Claim(t.Context(), req)
 		require.Error(t, err, name)
-		require.Nil(t, claim.Lease, name)
+		require.Equal(t, server.Claim{}, claim, name)
 	}
+	redistest.Do(t, client, "DEL", key)
+	released(t, owned(t, store, req))
+	redistest.Do(t, client, "HSET", key, "operation", "1")
+	claim, err := store.Claim(t.Context(), req)
+	require.ErrorContains(t, err, "a record has something that this version cannot read")
+	require.Equal(t, server.Claim{}, claim, "of an operation that failed and is no UUID")
 }
 
 func TestKeysAreOperations(t *testing.T) {
@@ -279,6 +285,8 @@ func TestKeysAreOperations(t *testing.T) {
 	}
 	store.Prefix = "idem{1}:"
 	_, err := store.Claim(t.Context(), request("key"))
+	require.EqualError(t, err, `redisstore: the prefix "idem{1}:" has a brace`)
+	_, err = store.Find(t.Context(), request("key").ID)
 	require.EqualError(t, err, `redisstore: the prefix "idem{1}:" has a brace`)
 }
 

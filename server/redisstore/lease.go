@@ -24,6 +24,9 @@ var _ server.Acceptor = holder{}
 
 // run runs a script on the record.
 func (h holder) run(ctx context.Context, script *rueidis.Lua, args ...string) (*reader, error) {
+	if err := validatePrefix(h.store.Prefix); err != nil {
+		return nil, err
+	}
 	key := keyOf(cmp.Or(h.store.Prefix, DefaultPrefix), server.ID{Account: h.ticket.Account, Key: h.ticket.Key})
 	head := []string{h.fingerprint, h.ticket.ID.String(), h.ticket.Token.String()}
 	reply, err := run(ctx, h.store.client, script, key, append(head, args...)...)
@@ -31,14 +34,17 @@ func (h holder) run(ctx context.Context, script *rueidis.Lua, args ...string) (*
 }
 
 // claimed returns what the reply of claimScript says.
-func (h holder) claimed(r *reader) (server.Claim, error) {
-	if owner := r.flag(); !owner {
-		rec, err := r.record()
-		return server.Claim{Record: rec}, err
+func (h holder) claimed(r *reader) (claim server.Claim, err error) {
+	if owner := r.flag(); owner {
+		h.ticket.ID, h.ticket.Attempt = r.uuid(), r.int()
+		claim = server.Claim{Lease: h, Operation: h.ticket.Operation, TakenOver: r.flag()}
+	} else {
+		claim.Record = r.record()
 	}
-	h.ticket.ID, h.ticket.Attempt = r.uuid(), r.int()
-	takenOver := r.flag()
-	return server.Claim{Lease: h, Operation: h.ticket.Operation, TakenOver: takenOver}, r.err
+	if r.err != nil {
+		return server.Claim{}, r.err
+	}
+	return claim, nil
 }
 
 // withdraw releases, as well as can be, what a claim that failed may have
@@ -84,7 +90,7 @@ func (h holder) Accept(ctx context.Context, interim server.Response, d time.Dura
 		return server.Record{}, err
 	}
 	if accepted := r.flag(); accepted {
-		return r.record()
+		return r.record(), r.err
 	}
 	return h.completedBy(r)
 }
@@ -116,11 +122,11 @@ func (h holder) completedBy(r *reader) (server.Record, error) {
 	if len(r.reply) == 0 { // there is no record
 		return server.Record{}, server.ErrLeaseLost
 	}
-	rec, err := r.record()
-	if err == nil && (rec.Status != server.Completed || rec.Operation != h.ticket.ID) {
+	rec := r.record()
+	if r.err == nil && (rec.Status != server.Completed || rec.Operation != h.ticket.ID) {
 		return server.Record{}, server.ErrLeaseLost
 	}
-	return rec, err
+	return rec, r.err
 }
 
 // Release implements [server.Lease].

@@ -4,9 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
-	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -92,13 +90,10 @@ func (l *Locked) Claim(ctx context.Context, req server.ClaimRequest) (server.Cla
 }
 
 func (l *Locked) validate(req server.ClaimRequest) error {
-	if strings.ContainsAny(l.Prefix, "{}") {
-		return fmt.Errorf("redisstore: the prefix %q has a brace", l.Prefix)
-	}
 	if l.Fresh < 0 || l.MaxAnswer < 0 || l.Timeout < 0 {
 		return errors.New("redisstore: Fresh, MaxAnswer and Timeout must not be negative")
 	}
-	return errors.Join(validate("lease", req.Lease), validate("TTL", req.TTL))
+	return validateClaim(l.Prefix, req)
 }
 
 // askingFor is how long the door is held for a claim that does not return.

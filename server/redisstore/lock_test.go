@@ -419,6 +419,37 @@ func TestRedisForgetsBehindALock(t *testing.T) {
 	}
 }
 
+// TestAnAnswerIsNowhereBeforeTheDurableStoreHasIt lets the durable store refuse
+// an answer, and asks before, during and after that.
+func TestAnAnswerIsNowhereBeforeTheDurableStoreHasIt(t *testing.T) {
+	t.Parallel()
+	refused := errors.New("refused")
+	durable, req := &memstore.Store{}, request("key")
+	var lock *redisstore.Locked
+	lock = newLock(t, redistest.Client(t), leasing{durable, func(a server.Acceptor) server.Lease {
+		return refusingLease{a, func() error {
+			require.Equal(t, server.Processing, found(t, lock, req).Status, "while it is stored")
+			return refused
+		}}
+	}})
+	claim := owned(t, lock, req)
+	require.Equal(t, server.Processing, found(t, lock, req).Status)
+	_, err := claim.Lease.Complete(t.Context(), answer("done"), req.TTL)
+	require.ErrorIs(t, err, refused)
+	require.Equal(t, server.Processing, found(t, lock, req).Status, "when that has failed")
+}
+
+// refusingLease is a lease that stores no answer.
+type refusingLease struct {
+	server.Lease
+
+	refuse func() error
+}
+
+func (l refusingLease) Complete(context.Context, server.Response, time.Duration) (server.Record, error) {
+	return server.Record{}, l.refuse()
+}
+
 // TestDuplicatesInAnotherProcessWait has them wait by the means of the durable
 // store, while the door tells them that they are in flight.
 func TestDuplicatesInAnotherProcessWait(t *testing.T) {

@@ -64,7 +64,7 @@ type reader struct {
 }
 
 // record reads the record that a reply ends with.
-func (r *reader) record() (server.Record, error) {
+func (r *reader) record() server.Record {
 	rec := server.Record{Operation: r.uuid(), Attempt: r.int(), Status: r.status()}
 	leaseLeft := time.Duration(r.int()) * time.Millisecond
 	if rec.Status == server.Processing {
@@ -72,7 +72,7 @@ func (r *reader) record() (server.Record, error) {
 	}
 	rec.Reused = r.flag()
 	rec.Response = r.response()
-	return rec, r.err
+	return rec
 }
 
 func (r *reader) next() (m rueidis.RedisMessage) {

@@ -52,7 +52,7 @@ func New(client rueidis.Client) *Store { return &Store{client: client} }
 
 // Claim implements [server.Store]. It takes one round trip.
 func (s *Store) Claim(ctx context.Context, req server.ClaimRequest) (server.Claim, error) {
-	if err := s.validate(req); err != nil {
+	if err := validateClaim(s.Prefix, req); err != nil {
 		return server.Claim{}, err
 	}
 	if ctx.Err() != nil {
@@ -75,11 +75,15 @@ func (s *Store) Claim(ctx context.Context, req server.ClaimRequest) (server.Clai
 	return h.claimed(r)
 }
 
-func (s *Store) validate(req server.ClaimRequest) error {
-	if strings.ContainsAny(s.Prefix, "{}") {
-		return fmt.Errorf("redisstore: the prefix %q has a brace", s.Prefix)
+func validateClaim(prefix string, req server.ClaimRequest) error {
+	return errors.Join(validatePrefix(prefix), validate("lease", req.Lease), validate("TTL", req.TTL))
+}
+
+func validatePrefix(prefix string) error {
+	if strings.ContainsAny(prefix, "{}") {
+		return fmt.Errorf("redisstore: the prefix %q has a brace", prefix)
 	}
-	return errors.Join(validate("lease", req.Lease), validate("TTL", req.TTL))
+	return nil
 }
 
 // validate refuses durations that Redis would take for nothing at all.
@@ -107,7 +111,7 @@ func (s *Store) Find(ctx context.Context, id server.ID) (server.Record, error) {
 	if exists := r.flag(); !exists {
 		return server.Record{}, r.err
 	}
-	return r.record()
+	return r.record(), r.err
 }
 
 // Finish implements [server.Finisher].
