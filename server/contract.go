@@ -13,8 +13,8 @@ import (
 
 // Contract puts what a [Middleware] answers in place of its handler into words.
 // There are [Standard], [IETF] and [Stripe]; an API with a format of its own
-// for errors brings a function of its own. A contract must always give the same
-// answer to the same refusal.
+// for errors brings a function of its own, which is called concurrently and says
+// the same whenever it is asked the same.
 //
 // What handlers answer is no matter of a contract, first or replayed. Routes
 // under different contracts that share a store replay each other's answers.

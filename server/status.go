@@ -11,18 +11,18 @@ import (
 	"github.com/idemhttp/idem/internal/keyfield"
 )
 
-// StatusHandler returns a handler that tells how an operation is getting on
-// whose handler has called [Accept]. It takes the last segment of the request's
-// path for the operation's StatusID:
+// StatusHandler returns a handler that tells how operations are getting on that
+// were accepted, see [Accept]. It takes the last segment of the request's path
+// for the operation's StatusID:
 //
 //	mux.Handle("GET /operations/{operation}", mw.StatusHandler())
 //
 // While a worker is at it, the answer is the one that the request got, 202 with
 // Retry-After. When it is finished, the answer is what it was finished with,
 // status and all, with Idempotent-Replayed. An operation whose worker was lost is
-// not there, 404: the request that is sent again with the same key runs it again;
-// or, where Takeover is [Refuse], its outcome is unknown, 409. Everything is
-// worded by the Contract.
+// answered with 404: its request, sent again with the same key, runs it again;
+// where Takeover is [Refuse], it is 409, and the outcome is unknown. The Contract
+// words all that is not the handler's or the worker's.
 //
 // An account sees its own operations only. Others are answered like those that
 // do not exist. If m is not valid, or its store is no [Finder], the handler
