@@ -72,7 +72,9 @@ type Dialect struct {
 	// StatusField is the field of an answer "in progress" that holds the URL
 	// under which the operation can be watched, such as Location. That is then
 	// asked instead of sending again; its answers are judged by the same rules.
-	// Empty means to send again.
+	// A URL of another origin ends the operation; one that is not known within
+	// 2 s, or not any more, is left for sending again. Empty means to send
+	// again in any case.
 	StatusField string
 }
 

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -423,9 +424,27 @@ func TestOperationInProgressIsWatchedUnderItsStatusURL(t *testing.T) {
 			require.Equal(t, []time.Duration{0, time.Second, 3 * time.Second}, arrivals())
 		})
 	})
+	for name, lost := range map[string][]faultnet.Action{
+		"and sent again if it stays unknown": slices.Repeat([]faultnet.Action{status(404)}, 5), // after 1 s, and every 250 ms until 2 s
+		"and sent again if it is gone":       {status(410)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				srv, _ := timeline(t, append(append([]faultnet.Action{accepted}, lost...), ok201())...)
+				result, err := post(t, client(srv))
+				require.NoError(t, err)
+				require.Equal(t, "p1", result.Value.ID)
+				requests := srv.Requests()
+				require.Equal(t, "GET", requests[len(requests)-2].Method)
+				last := requests[len(requests)-1]
+				require.Equal(t, "POST", last.Method)
+				require.Equal(t, string(result.Key), last.Key())
+				require.Equal(t, requests[0].Body, last.Body)
+			})
+		})
+	}
 	for name, answers := range map[string][]faultnet.Action{
-		"but not if it stays unknown": {accepted, status(404)},
-		"but not if it is gone":       {accepted, status(410)},
 		"but not on another host": {
 			faultnet.Reply(faultnet.Answer(202, "", "Location: http://evil.test/operations/op_1", "Retry-After: 1")), ok201(),
 		},

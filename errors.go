@@ -184,7 +184,7 @@ const (
 	ReasonPermanent  Reason = "the error is not one that a retry heals"
 	ReasonUnkeyed    Reason = "without a key it is not safe to send again"
 	ReasonExpired    Reason = "the service may have forgotten the key by then"
-	ReasonStatusURL  Reason = "the URL to watch the operation under is of no use"
+	ReasonStatusURL  Reason = "the URL to watch the operation under is not one of its origin"
 )
 
 // IncompleteError says that an operation was given up before it had a final

@@ -384,11 +384,11 @@ func (c *call) settle(x *exchange) {
 // judge decides what an answer means for the operation, and how long to wait if
 // it does not say.
 func (c *call) judge(x *exchange) (Verdict, time.Duration) {
-	switch {
-	case c.watched != nil && x.Status == http.StatusNotFound && time.Since(c.watchedSince) < foundGrace:
+	if c.watched != nil && (x.Status == http.StatusNotFound || x.Status == http.StatusGone) {
+		if x.Status == http.StatusGone || time.Since(c.watchedSince) >= foundGrace {
+			c.watched = nil // who sends again, learns what became of it
+		}
 		return VerdictInProgress, 0
-	case c.watched != nil && gone(x.Status):
-		return VerdictTransient, 0 // if at all: watch ends it
 	}
 	verdict, pause := c.dialect.judge(x.Status, x.Header, x.body)
 	if verdict == VerdictRejected && c.sent && !x.Replayed && atTheGate(x.Status) {
@@ -408,8 +408,6 @@ func atTheGate(status int) bool {
 	}
 	return false
 }
-
-func gone(status int) bool { return status == http.StatusNotFound || status == http.StatusGone }
 
 func (c *call) settleUnkeyed(x *exchange) {
 	if x.Err != nil || transient(x.Status) && c.mayRepeat(x) {
@@ -455,7 +453,7 @@ const foundGrace = 2 * time.Second
 // one, and reports whether it is of use.
 func (c *call) watch(x *exchange) bool {
 	if c.watched != nil {
-		return x.verdict == VerdictInProgress || !gone(x.Status)
+		return true
 	}
 	field := c.dialect.StatusField
 	if x.verdict != VerdictInProgress || field == "" || x.Header.Get(field) == "" {
