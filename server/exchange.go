@@ -234,13 +234,16 @@ func tooLarge(limit int64) Refusal {
 	return ResultTooLarge.refusal().with(fmt.Sprintf("The body may have at most %d bytes.", limit))
 }
 
-// request is what the handler gets, in a copy of its own.
+// request is what the handler gets, in a copy of its own. Its GetBody is for
+// handlers that send it on.
 func (x *exchange) request(ctx context.Context) *http.Request {
 	r := x.r.Clone(ctx)
 	r.Header.Del("Accept-Encoding")
-	r.Body, r.ContentLength, r.TransferEncoding = http.NoBody, int64(len(x.body)), nil
+	r.Body, r.GetBody = http.NoBody, func() (io.ReadCloser, error) { return http.NoBody, nil }
+	r.ContentLength, r.TransferEncoding = int64(len(x.body)), nil
 	if len(x.body) > 0 {
-		r.Body = io.NopCloser(bytes.NewReader(x.body))
+		r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(x.body)), nil }
+		r.Body, _ = r.GetBody()
 	}
 	return r
 }

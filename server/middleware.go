@@ -163,10 +163,10 @@ func (m *Middleware) Validate() error {
 // answers everything with 500, and the reason is logged.
 //
 // What next sees is the request as the client sent it, but for this: its body
-// has been read and its length is known; its Accept-Encoding is gone, because
-// what next answers is kept for everybody; and its context carries the
-// [Operation], ends after HandlerTimeout, and goes on when the client hangs
-// up. Panics of next are passed on.
+// has been read, its length is known, and GetBody returns it again; its
+// Accept-Encoding is gone, because what next answers is kept for everybody; and
+// its context carries the [Operation], ends after HandlerTimeout, and goes on
+// when the client hangs up. Panics of next are passed on.
 func (m *Middleware) Handler(next http.Handler) http.Handler {
 	err := m.Validate()
 	if next == nil {

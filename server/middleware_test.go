@@ -501,6 +501,11 @@ func TestTheHandlerSeesTheWholeRequest(t *testing.T) {
 				got, err := c.read(r)
 				assert.NoError(t, err)
 				_, _ = io.WriteString(w, got)
+				again, err := r.GetBody()
+				assert.NoError(t, err)
+				whole, err := io.ReadAll(again)
+				assert.NoError(t, err)
+				assert.Equal(t, c.body, string(whole))
 			})
 			send := func(body string) *httptest.ResponseRecorder {
 				r := post(body)
