@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"net/url"
 	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -35,10 +34,10 @@ var settings = map[Mode]string{
 }
 
 const postgresFunctions = `
-bin=$1 options=$2
+bin=$1 options=$2 preload=$3
 start() {
 	"$bin/initdb" -D "$dir/data" -U postgres -A trust -E UTF8 --locale=C --no-sync &&
-	"$bin/pg_ctl" start -w -t 60 -D "$dir/data" -l "$dir/server.log" \
+	LD_PRELOAD=$preload "$bin/pg_ctl" start -w -t 60 -D "$dir/data" -l "$dir/server.log" \
 		-o "-c listen_addresses= -c unix_socket_directories='$dir' -c max_connections=300 -c shared_buffers=64MB -c max_wal_size=4GB -c autovacuum_naptime=5s $options" ||
 	{ tail -n 10 "$dir/server.log"; return 1; }
 }
@@ -66,17 +65,14 @@ func start(mode Mode) (*cluster, error) {
 	if given := os.Getenv("TEST_DATABASE_URL"); given != "" {
 		return existing(given)
 	}
-	initdb, err := find("initdb", install)
+	s, err := Start(Options{Mode: mode})
 	if err != nil {
 		return nil, err
 	}
-	s, err := supervise(postgresFunctions, filepath.Dir(initdb), settings[mode])
+	u, err := url.Parse(s.URL)
 	if err != nil {
 		return nil, err
 	}
-	u := &url.URL{Scheme: "postgres", Path: "/postgres", RawQuery: url.Values{
-		"host": {s.Folder}, "user": {"postgres"}, "sslmode": {"disable"},
-	}.Encode()}
 	return &cluster{url: u, prefix: "test_", templates: map[string]string{}, alive: s}, nil
 }
 

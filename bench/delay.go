@@ -1,0 +1,82 @@
+package main
+
+import (
+	"io"
+	"net"
+	"net/url"
+	"sync"
+	"syscall"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// extraRoundTrip is by how much delay makes a round trip longer, in nanoseconds.
+const extraRoundTrip = 350_000
+
+// delay returns a connection string by which whatever a client sends arrives
+// later.
+func delay(dsn string) (far string, stop func(), err error) {
+	config, err := pgx.ParseConfig(dsn)
+	if err != nil {
+		return "", nil, err
+	}
+	network, address := pgconn.NetworkAddress(config.Host, config.Port)
+	listener, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // closed by stop
+	if err != nil {
+		return "", nil, err
+	}
+	u, err := url.Parse(dsn)
+	if err != nil {
+		return "", nil, err
+	}
+	query := u.Query()
+	query.Del("host")
+	u.Host, u.RawQuery = listener.Addr().String(), query.Encode()
+	var connections sync.WaitGroup
+	go func() {
+		for {
+			client, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			connections.Go(func() { relay(client, network, address) })
+		}
+	}()
+	return u.String(), func() {
+		listener.Close()
+		connections.Wait()
+	}, nil
+}
+
+func relay(client net.Conn, network, address string) {
+	defer client.Close()
+	server, err := net.Dial(network, address) //nolint:noctx // a local socket
+	if err != nil {
+		return
+	}
+	go func() {
+		defer client.Close()
+		_, _ = io.Copy(client, server)
+	}()
+	defer server.Close()
+	buffer := make([]byte, 64<<10)
+	for {
+		n, err := client.Read(buffer)
+		if err != nil {
+			return
+		}
+		pause()
+		if _, err := server.Write(buffer[:n]); err != nil {
+			return
+		}
+	}
+}
+
+// pause sleeps in the kernel, because the runtime's timers are not precise to
+// less than a millisecond when nothing else runs.
+func pause() {
+	left := syscall.NsecToTimespec(extraRoundTrip)
+	for syscall.Nanosleep(&left, &left) != nil { //nolint:revive // a signal has come; sleep for what is left
+	}
+}
