@@ -76,6 +76,7 @@ type record struct {
 	attempt     int
 	owner       *lease // of the running attempt, or the one that was accepted; nil if there is none
 	createdAt   time.Time
+	completedAt time.Time
 	leaseUntil  time.Time
 	expiresAt   time.Time
 	response    *server.Response // final, or interim
@@ -284,7 +285,7 @@ func (sh *shard) ticketed(t server.Ticket) *record {
 func (s *Store) complete(sh *shard, rec *record, r server.Response, ttl time.Duration) server.Record {
 	now := time.Now()
 	if rec.status != server.Completed {
-		rec.status, rec.owner = server.Completed, nil
+		rec.status, rec.owner, rec.completedAt = server.Completed, nil, now
 		s.answer(rec, &r)
 		sh.expireAt(rec, now.Add(ttl))
 	}
@@ -371,11 +372,16 @@ func (l *lease) Release(ctx context.Context, _ error) error {
 	l.shard.mu.Lock()
 	defer l.shard.mu.Unlock()
 	if l.owns() {
-		l.record.status, l.record.owner = server.Failed, nil
-		l.store.answer(l.record, nil)
+		l.store.release(l.record)
 		l.shard.expireAt(l.record, time.Now().Add(l.ttl))
 	}
 	return nil
+}
+
+// release ends an attempt without an answer.
+func (s *Store) release(rec *record) {
+	rec.status, rec.owner = server.Failed, nil
+	s.answer(rec, nil)
 }
 
 // owns reports whether l is still the lease of a running attempt.

@@ -63,7 +63,7 @@ func RunShared(t *testing.T, newStores func(t *testing.T) (server.Store, server.
 
 // casesFor returns the rules that bind a store with certain leases.
 func casesFor(atomic, accepts bool) []testCase {
-	cases := slices.Concat(claimCases, leaseCases, optionalCases)
+	cases := slices.Concat(claimCases, leaseCases, optionalCases, inspectCases)
 	if accepts {
 		cases = append(cases, acceptCases...)
 	}

@@ -252,6 +252,28 @@ func TestBrokenStoresAreFound(t *testing.T) {
 			}},
 			"an operation is found and left alone",
 		},
+		"entries without times": {
+			spoiled{entry: func(e *server.Entry) { e.CompletedAt = time.Time{} }},
+			"an operator sees what is kept of an operation",
+		},
+		"entries of a clock that is ahead": {
+			spoiled{entry: func(e *server.Entry) { e.SeenAt = e.SeenAt.Add(-long) }},
+			"an operator sees who is at it",
+		},
+		"lists in another order": {
+			spoiled{list: func(entries []server.Entry) { slices.Reverse(entries) }},
+			"unfinished and lost operations are listed, the oldest first",
+		},
+		"an operator who interferes": {
+			spoiled{releaseLost: func(ctx context.Context, s *memstore.Store, op server.Operation) (bool, error) {
+				e, err := s.Inspect(ctx, server.ID{Account: op.Account, Key: op.Key})
+				if err == nil && e.Status == server.Completed {
+					return true, nil
+				}
+				return s.ReleaseLost(ctx, op)
+			}},
+			"a lost operation is given up by an operator",
+		},
 		"a wait that never ends": {
 			spoiled{wait: func(ctx context.Context) error { <-ctx.Done(); return errHandler }},
 			"a wait ends with its context",
@@ -387,22 +409,25 @@ func (tr *trial) Cleanup(f func()) {
 
 // spoiled says in what way a store is broken; what is nil is not.
 type spoiled struct {
-	before   func(*server.ClaimRequest)
-	claim    func(*server.Claim, server.ClaimRequest)
-	response func(*server.Response)
-	ttl      func(time.Duration) time.Duration
-	complete func(*spoiledLease, server.Response, server.Record) (server.Record, error)
-	release  func(*spoiledLease, error) error
-	extend   func(context.Context, *spoiledLease, time.Duration) error
-	context  func(context.Context) context.Context
-	cleanup  func(context.Context, *memstore.Store, int) (int, error)
-	stats    func(*server.Stats)
-	wait     func(context.Context) error
-	accept   func(context.Context, *spoiledLease, server.Response, time.Duration) (server.Record, error)
-	renew    func(context.Context, *memstore.Store, server.Ticket, time.Duration) error
-	finish   func(context.Context, *memstore.Store, server.Ticket, server.Response) (server.Record, error)
-	find     func(context.Context, *memstore.Store, server.ID) (server.Record, error)
-	detached bool
+	before      func(*server.ClaimRequest)
+	claim       func(*server.Claim, server.ClaimRequest)
+	response    func(*server.Response)
+	ttl         func(time.Duration) time.Duration
+	complete    func(*spoiledLease, server.Response, server.Record) (server.Record, error)
+	release     func(*spoiledLease, error) error
+	extend      func(context.Context, *spoiledLease, time.Duration) error
+	context     func(context.Context) context.Context
+	cleanup     func(context.Context, *memstore.Store, int) (int, error)
+	stats       func(*server.Stats)
+	wait        func(context.Context) error
+	accept      func(context.Context, *spoiledLease, server.Response, time.Duration) (server.Record, error)
+	renew       func(context.Context, *memstore.Store, server.Ticket, time.Duration) error
+	finish      func(context.Context, *memstore.Store, server.Ticket, server.Response) (server.Record, error)
+	find        func(context.Context, *memstore.Store, server.ID) (server.Record, error)
+	entry       func(*server.Entry)
+	list        func([]server.Entry)
+	releaseLost func(context.Context, *memstore.Store, server.Operation) (bool, error)
+	detached    bool
 }
 
 type spoiledStore struct {
@@ -507,6 +532,29 @@ func (s *spoiledStore) Find(ctx context.Context, id server.ID) (server.Record, e
 		return s.find(ctx, &s.Store, id)
 	}
 	return s.Store.Find(ctx, id)
+}
+
+func (s *spoiledStore) Inspect(ctx context.Context, id server.ID) (server.Entry, error) {
+	e, err := s.Store.Inspect(ctx, id)
+	if s.entry != nil {
+		s.entry(&e)
+	}
+	return e, err
+}
+
+func (s *spoiledStore) Unfinished(ctx context.Context, limit int) ([]server.Entry, error) {
+	entries, err := s.Store.Unfinished(ctx, limit)
+	if s.list != nil {
+		s.list(entries)
+	}
+	return entries, err
+}
+
+func (s *spoiledStore) ReleaseLost(ctx context.Context, op server.Operation) (bool, error) {
+	if s.releaseLost != nil {
+		return s.releaseLost(ctx, &s.Store, op)
+	}
+	return s.Store.ReleaseLost(ctx, op)
 }
 
 func (s *spoiledStore) Cleanup(ctx context.Context, limit int) (int, error) {
