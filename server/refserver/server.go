@@ -25,10 +25,10 @@ import (
 	"log/slog"
 	"net/http"
 	"sync"
-	"sync/atomic"
-	"time"
 
 	"github.com/idemhttp/idem/server"
+	"github.com/idemhttp/idem/server/internal/accesslog"
+	"github.com/idemhttp/idem/server/internal/probe"
 	"github.com/idemhttp/idem/server/memstore"
 )
 
@@ -58,12 +58,11 @@ type Server struct {
 	orders, payments *server.Middleware
 	ledger           Ledger
 	provider         Provider
-	health           func(context.Context) error // nil: nothing can be wrong
 	logger           *slog.Logger
 	handler          http.Handler
 	faults           faults
 	counts           counts
-	unready          atomic.Bool
+	readiness        probe.Readiness
 	closed           chan struct{}
 	closeOnce        sync.Once
 }
@@ -75,10 +74,10 @@ func New(c Config) (*Server, error) {
 		payments: cmp.Or(c.Payments, new(server.Middleware)),
 		ledger:   cmp.Or(c.Ledger, Ledger(newMemoryLedger())),
 		provider: cmp.Or(c.Provider, Provider(new(memoryProvider))),
-		health:   c.Health,
 		logger:   cmp.Or(c.Logger, slog.Default()),
 		closed:   make(chan struct{}),
 	}
+	s.readiness.Health, s.readiness.Logger = c.Health, s.logger
 	s.orders = cmp.Or(c.Orders, s.payments)
 	s.faults.setChances(c.Chances)
 	for _, m := range s.middlewares() {
@@ -87,7 +86,7 @@ func New(c Config) (*Server, error) {
 			return nil, err
 		}
 	}
-	s.handler = s.withAccess(s.routes())
+	s.handler = accesslog.Handler(s.counted(s.routes()), s.logger)
 	return s, nil
 }
 
@@ -124,10 +123,8 @@ func (s *Server) routes() http.Handler {
 	mux.HandleFunc("GET /orders/{id}", s.find)
 	mux.HandleFunc("GET /payments/{id}", s.find)
 	mux.HandleFunc("GET /ledger", s.list)
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
-		writeJSON(w, typeJSON, http.StatusOK, condition{"ok"})
-	})
-	mux.HandleFunc("GET /readyz", s.readiness)
+	mux.HandleFunc("GET /healthz", probe.Alive)
+	mux.Handle("GET /readyz", &s.readiness)
 	return withProblems(mux)
 }
 
@@ -153,35 +150,12 @@ func withProblems(mux *http.ServeMux) http.Handler {
 	})
 }
 
-// condition is what a probe is told.
-type condition struct {
-	Status string `json:"status"`
-}
-
-// readiness answers whether the server wants requests.
-func (s *Server) readiness(w http.ResponseWriter, r *http.Request) {
-	if s.unready.Load() {
-		writeJSON(w, typeJSON, http.StatusServiceUnavailable, condition{"stopping"})
-		return
-	}
-	if s.health != nil {
-		ctx, cancel := context.WithTimeout(r.Context(), 2*time.Second)
-		defer cancel()
-		if err := s.health(ctx); err != nil {
-			s.logger.WarnContext(ctx, "not ready", "error", err)
-			writeJSON(w, typeJSON, http.StatusServiceUnavailable, condition{"unavailable"})
-			return
-		}
-	}
-	writeJSON(w, typeJSON, http.StatusOK, condition{"ready"})
-}
-
 // ServeHTTP implements [http.Handler].
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.handler.ServeHTTP(w, r) }
 
 // SetReady switches what /readyz answers, so that a load balancer sends no more
 // requests to a server that is about to stop.
-func (s *Server) SetReady(ready bool) { s.unready.Store(!ready) }
+func (s *Server) SetReady(ready bool) { s.readiness.Set(ready) }
 
 // SetChances replaces the faults at random, seed included.
 func (s *Server) SetChances(c Chances) { s.faults.setChances(c) }
