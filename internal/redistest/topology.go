@@ -55,8 +55,8 @@ type Sentinel struct {
 	Master, Replica, Watcher *Server
 }
 
-// masterSet is the name under which the sentinel knows the two.
-const masterSet = "idem"
+// MasterSet is the name under which the sentinel knows the two.
+const MasterSet = "idem"
 
 // StartSentinel starts the three and returns when the replica is one.
 func StartSentinel(tb testing.TB) *Sentinel {
@@ -66,9 +66,9 @@ func StartSentinel(tb testing.TB) *Sentinel {
 	master := strings.Join(s.Master.hostPort(), " ")
 	s.Replica = startOnPort(tb, "", promptly, "replicaof "+master)
 	s.Watcher = startOnPort(tb, "--sentinel",
-		"sentinel monitor "+masterSet+" "+master+" 1",
-		"sentinel down-after-milliseconds "+masterSet+" 60000", // a busy machine is no reason
-		"sentinel failover-timeout "+masterSet+" 2000")
+		"sentinel monitor "+MasterSet+" "+master+" 1",
+		"sentinel down-after-milliseconds "+MasterSet+" 60000", // a busy machine is no reason
+		"sentinel failover-timeout "+MasterSet+" 2000")
 	replica, watcher := s.Replica.Client(tb), s.Watcher.Client(tb)
 	eventually(tb, func() bool {
 		return says(tb, replica, []string{"INFO", "replication"}, "master_link_status:up") &&
@@ -82,7 +82,7 @@ func StartSentinel(tb testing.TB) *Sentinel {
 func (s *Sentinel) Client(tb testing.TB) rueidis.Client {
 	tb.Helper()
 	return Connect(tb, rueidis.ClientOption{
-		InitAddress: []string{s.Watcher.Address}, Sentinel: rueidis.SentinelOption{MasterSet: masterSet},
+		InitAddress: []string{s.Watcher.Address}, Sentinel: rueidis.SentinelOption{MasterSet: MasterSet},
 	})
 }
 
@@ -96,7 +96,7 @@ func (s *Sentinel) Failover(tb testing.TB) {
 		if says(tb, replica, []string{"INFO", "replication"}, "role:master") {
 			return true
 		}
-		says(tb, watcher, []string{"SENTINEL", "FAILOVER", masterSet}) // refused while it is at it
+		says(tb, watcher, []string{"SENTINEL", "FAILOVER", MasterSet}) // refused while it is at it
 		return false
 	})
 }

@@ -3,13 +3,10 @@ package redisstore
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
 	"time"
-
-	"github.com/redis/rueidis"
 )
 
 // Check warns in the log of settings by which the server can forget records,
@@ -20,21 +17,18 @@ import (
 //
 // The first claim checks too, in the background.
 func (s *Store) Check(ctx context.Context) error {
-	var errs []error
-	for address, node := range s.client.Nodes() {
-		if err := s.checkNode(ctx, address, node); err != nil {
-			errs = append(errs, fmt.Errorf("redisstore: %s: %w", address, err))
-		}
+	infos, err := s.client.Info(ctx) // CONFIG is closed in many a managed service
+	for address, info := range infos {
+		s.warn(ctx, address, info)
 	}
-	return errors.Join(errs...)
+	if err != nil {
+		return fmt.Errorf("redisstore: %w", err)
+	}
+	return nil
 }
 
-// checkNode asks by INFO, because CONFIG is closed in many a managed service.
-func (s *Store) checkNode(ctx context.Context, address string, node rueidis.Client) error {
-	info, err := node.Do(ctx, node.B().Info().Build()).ToString()
-	if err != nil {
-		return err
-	}
+// warn warns of the settings that the INFO of a node tells.
+func (s *Store) warn(ctx context.Context, address, info string) {
 	policy := cmp.Or(setting(info, "maxmemory_policy"), "unknown")
 	if policy != "noeviction" {
 		s.logger().ErrorContext(ctx, "Redis deletes idempotency records when its memory is full, and their operations are then executed again; set its maxmemory-policy to noeviction",
@@ -44,7 +38,6 @@ func (s *Store) checkNode(ctx context.Context, address string, node rueidis.Clie
 		s.logger().WarnContext(ctx, "Redis loses idempotency records when it restarts, and their operations are then executed again; set its appendonly to yes",
 			"node", address)
 	}
-	return nil
 }
 
 // setting returns the value of a line of INFO.

@@ -3,6 +3,10 @@
 // single node, a set watched by Sentinel and a Cluster, of Redis 6 or newer and
 // of Valkey.
 //
+// The client is rueidis, which sends concurrent commands together. Package
+// goredis, a module of its own, is for those who have go-redis, and [Client] is
+// what any other has to do.
+//
 // # Redis as a door: Lock
 //
 //	store := redisstore.Lock(client, pgstore.New(pool))

@@ -6,8 +6,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/redis/rueidis"
-
 	"github.com/idemhttp/idem/server"
 )
 
@@ -23,7 +21,7 @@ type holder struct {
 var _ server.Acceptor = holder{}
 
 // run runs a script on the record.
-func (h holder) run(ctx context.Context, script *rueidis.Lua, args ...string) (*reader, error) {
+func (h holder) run(ctx context.Context, script Script, args ...string) (*reader, error) {
 	if err := validatePrefix(h.store.Prefix); err != nil {
 		return nil, err
 	}

@@ -43,7 +43,7 @@ type Locked struct {
 	// [slog.Default].
 	Logger *slog.Logger
 
-	client  rueidis.Client
+	client  Client
 	durable server.Store
 	outage  outage
 }
@@ -60,6 +60,11 @@ var (
 // Lock returns the durable store with a door in the Redis of client in front
 // of it. The caller closes the client.
 func Lock(client rueidis.Client, durable server.Store) *Locked {
+	return LockWith(rueidisClient{client}, durable)
+}
+
+// LockWith is [Lock] with any client.
+func LockWith(client Client, durable server.Store) *Locked {
 	return &Locked{client: client, durable: durable}
 }
 
@@ -109,8 +114,8 @@ func (l *Locked) enter(ctx context.Context, req server.ClaimRequest, mine note) 
 	r := reader{reply: reply}
 	found, err := decodeNote(r.text())
 	left := time.Duration(r.int()) * time.Millisecond
-	if err != nil || r.err != nil {
-		return server.Record{}, false
+	if err != nil || r.err != nil || found.token == mine.token {
+		return server.Record{}, false // unreadable, or mine: the client has repeated a call that had succeeded
 	}
 	return found.report(req.Fingerprint, left)
 }
@@ -129,7 +134,7 @@ func (l *Locked) replaceOrPut(ctx context.Context, id server.ID, expected, n not
 func (l *Locked) timeout() time.Duration { return cmp.Or(l.Timeout, 100*time.Millisecond) }
 
 // run runs a script on the door of id, unless Redis has just failed.
-func (l *Locked) run(ctx context.Context, script *rueidis.Lua, id server.ID, args ...string) ([]rueidis.RedisMessage, error) {
+func (l *Locked) run(ctx context.Context, script Script, id server.ID, args ...string) ([]any, error) {
 	if !l.outage.mayCall() {
 		return nil, errResting
 	}

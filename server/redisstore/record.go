@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/redis/rueidis"
 
 	"github.com/idemhttp/idem/internal/netstring"
 	"github.com/idemhttp/idem/server"
@@ -59,7 +58,7 @@ func decodeResponse(s string) (*server.Response, error) {
 // reader reads the reply of a script, value by value. What it returns after an
 // error means nothing.
 type reader struct {
-	reply []rueidis.RedisMessage
+	reply []any
 	err   error
 }
 
@@ -75,13 +74,13 @@ func (r *reader) record() server.Record {
 	return rec
 }
 
-func (r *reader) next() (m rueidis.RedisMessage) {
+func (r *reader) next() (value any) {
 	if len(r.reply) == 0 {
 		r.fail(errors.New("a reply is too short"))
-		return m
+		return nil
 	}
-	m, r.reply = r.reply[0], r.reply[1:]
-	return m
+	value, r.reply = r.reply[0], r.reply[1:]
+	return value
 }
 
 func (r *reader) fail(err error) {
@@ -91,18 +90,27 @@ func (r *reader) fail(err error) {
 }
 
 func (r *reader) int() int {
-	m := r.next()
-	n, err := m.AsInt64()
-	r.fail(err)
-	return int(n)
+	switch value := r.next().(type) {
+	case int64:
+		return int(value)
+	case string:
+		n, err := strconv.Atoi(value)
+		r.fail(err)
+		return n
+	default:
+		r.fail(fmt.Errorf("%T in place of a number", value))
+		return 0
+	}
 }
 
 func (r *reader) flag() bool { return r.int() == 1 }
 
 func (r *reader) text() string {
-	m := r.next()
-	s, err := m.ToString()
-	r.fail(err)
+	value := r.next()
+	s, ok := value.(string)
+	if !ok {
+		r.fail(fmt.Errorf("%T in place of a text", value))
+	}
 	return s
 }
 
@@ -125,16 +133,10 @@ func (r *reader) status() server.Status {
 
 // response reads a response, which may be none.
 func (r *reader) response() *server.Response {
-	m := r.next()
-	if r.err != nil || m.IsNil() {
+	if len(r.reply) > 0 && r.reply[0] == nil {
 		return nil
 	}
-	s, err := m.ToString()
-	r.fail(err)
-	if err != nil {
-		return nil
-	}
-	resp, err := decodeResponse(s)
+	resp, err := decodeResponse(r.text())
 	r.fail(err)
 	return resp
 }

@@ -2,7 +2,9 @@ package redisstore
 
 import (
 	"context"
-	_ "embed" // the scripts
+	"crypto/sha1" //nolint:gosec // Redis knows scripts by it
+	_ "embed"     // the scripts
+	"encoding/hex"
 	"fmt"
 	"strconv"
 	"time"
@@ -31,31 +33,52 @@ var (
 	replaceLua string
 )
 
-// The scripts on a record may be repeated without harm, and are when the
-// connection is lost. Those on a door fail instead, which costs less time.
+// No script does harm when it is repeated. Those on a record are when the
+// connection is lost; those on a door fail instead, which costs less time.
 var (
-	claimScript    = rueidis.NewLuaScriptRetryable(recordLua + claimLua)
-	extendScript   = rueidis.NewLuaScriptRetryable(recordLua + extendLua)
-	acceptScript   = rueidis.NewLuaScriptRetryable(recordLua + acceptLua)
-	completeScript = rueidis.NewLuaScriptRetryable(recordLua + completeLua)
-	releaseScript  = rueidis.NewLuaScriptRetryable(recordLua + releaseLua)
-	findScript     = rueidis.NewLuaScriptRetryable(recordLua + findLua)
-	enterScript    = rueidis.NewLuaScript(enterLua)
-	replaceScript  = rueidis.NewLuaScript(replaceLua)
+	claimScript    = newScript(recordLua+claimLua, rueidis.NewLuaScriptRetryable)
+	extendScript   = newScript(recordLua+extendLua, rueidis.NewLuaScriptRetryable)
+	acceptScript   = newScript(recordLua+acceptLua, rueidis.NewLuaScriptRetryable)
+	completeScript = newScript(recordLua+completeLua, rueidis.NewLuaScriptRetryable)
+	releaseScript  = newScript(recordLua+releaseLua, rueidis.NewLuaScriptRetryable)
+	findScript     = newScript(recordLua+findLua, rueidis.NewLuaScriptRetryable)
+	enterScript    = newScript(enterLua, rueidis.NewLuaScript)
+	replaceScript  = newScript(replaceLua, rueidis.NewLuaScript)
 )
+
+// Script is a Lua script of this package, for a [Client] to run.
+type Script struct {
+	// Source is what EVAL takes.
+	Source string
+	// SHA1 is what EVALSHA takes: the sum of Source in hexadecimal digits.
+	SHA1 string
+
+	lua *rueidis.Lua
+}
+
+func newScript(source string, newLua func(string, ...rueidis.LuaOption) *rueidis.Lua) Script {
+	sum := sha1.Sum([]byte(source)) //nolint:gosec // Redis knows scripts by it
+	return Script{Source: source, SHA1: hex.EncodeToString(sum[:]), lua: newLua(source)}
+}
 
 // run runs a script on one key. It returns when ctx is done, which the client
 // does not promise.
-func run(ctx context.Context, client rueidis.Client, script *rueidis.Lua, key string, args ...string) ([]rueidis.RedisMessage, error) {
-	done := make(chan rueidis.RedisResult, 1)
-	go func() { done <- script.Exec(ctx, client, []string{key}, args) }()
+func run(ctx context.Context, client Client, script Script, key string, args ...string) ([]any, error) {
+	type result struct {
+		reply []any
+		err   error
+	}
+	done := make(chan result, 1)
+	go func() {
+		reply, err := client.Run(ctx, script, key, args)
+		done <- result{reply, err}
+	}()
 	select {
-	case result := <-done:
-		reply, err := result.ToArray()
-		if err != nil {
-			return nil, fmt.Errorf("redisstore: %w", err)
+	case r := <-done:
+		if r.err != nil {
+			return nil, fmt.Errorf("redisstore: %w", r.err)
 		}
-		return reply, nil
+		return r.reply, nil
 	case <-ctx.Done():
 		return nil, fmt.Errorf("redisstore: no answer from Redis: %w", context.Cause(ctx))
 	}

@@ -34,7 +34,7 @@ type Store struct {
 	// [slog.Default].
 	Logger *slog.Logger
 
-	client rueidis.Client
+	client Client
 	check  sync.Once
 }
 
@@ -48,7 +48,10 @@ var (
 // Sentinel or a Cluster. The caller closes the client.
 //
 // The first claim has [Store.Check] look at the server's settings.
-func New(client rueidis.Client) *Store { return &Store{client: client} }
+func New(client rueidis.Client) *Store { return NewWith(rueidisClient{client}) }
+
+// NewWith is [New] with any client.
+func NewWith(client Client) *Store { return &Store{client: client} }
 
 // Claim implements [server.Store]. It takes one round trip.
 func (s *Store) Claim(ctx context.Context, req server.ClaimRequest) (server.Claim, error) {
@@ -66,10 +69,8 @@ func (s *Store) Claim(ctx context.Context, req server.ClaimRequest) (server.Clai
 	}}
 	r, err := h.run(ctx, claimScript, milliseconds(req.Lease), milliseconds(req.TTL), takeover(req.Takeover))
 	if err != nil {
-		var refused *rueidis.RedisError
-		if !errors.As(err, &refused) {
-			go h.withdraw(context.WithoutCancel(ctx))
-		}
+		// A refusal is no proof: the client may have repeated a call that had succeeded.
+		go h.withdraw(context.WithoutCancel(ctx))
 		return server.Claim{}, err
 	}
 	return h.claimed(r)
