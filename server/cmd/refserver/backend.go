@@ -24,27 +24,33 @@ type backend struct {
 	health           func(context.Context) error // nil: always well
 	cleanup          func(context.Context) error // runs until its context ends
 	close            func()                      // after the last use
+	// observeCleanup has cleanup tell what became of each batch. Nil: it
+	// cannot.
+	observeCleanup func(func(context.Context, server.CleanupEvent))
 }
 
 func openBackend(ctx context.Context, o options, logger *slog.Logger) (backend, error) {
 	if o.store == "postgres" {
-		return openPostgres(ctx, o.databaseURL, logger)
+		return openPostgres(ctx, o, logger)
 	}
 	return openMemory(logger), nil
 }
 
 func openMemory(logger *slog.Logger) backend {
 	s := new(memstore.Store)
+	cleanup := &server.Cleanup{Store: s, Logger: logger}
 	return backend{
-		payments: s,
-		cleanup:  (&server.Cleanup{Store: s, Logger: logger}).Run,
-		close:    func() {},
+		payments:       s,
+		cleanup:        cleanup.Run,
+		close:          func() {},
+		observeCleanup: func(f func(context.Context, server.CleanupEvent)) { cleanup.Observe = f },
 	}
 }
 
-// openPostgres opens the database and makes the tables.
-func openPostgres(ctx context.Context, url string, logger *slog.Logger) (backend, error) {
-	pool, err := pgstore.Open(ctx, url)
+// openPostgres opens the database and makes the tables. Those of the API are not
+// needed in front of another service.
+func openPostgres(ctx context.Context, o options, logger *slog.Logger) (backend, error) {
+	pool, err := pgstore.Open(ctx, o.databaseURL)
 	if err != nil {
 		return backend{}, fmt.Errorf("-database-url: %w", err)
 	}
@@ -52,8 +58,13 @@ func openPostgres(ctx context.Context, url string, logger *slog.Logger) (backend
 	orders.Logger, payments.Logger = logger, logger
 	for _, prepare := range []func() error{
 		func() error { return pgstore.Migrate(ctx, pool) },
-		func() error { return pgledger.Migrate(ctx, pool) },
 		func() error { return payments.Check(ctx) },
+		func() error {
+			if o.upstream != nil {
+				return nil
+			}
+			return pgledger.Migrate(ctx, pool)
+		},
 	} {
 		if err := prepare(); err != nil {
 			pool.Close()
@@ -68,6 +79,9 @@ func openPostgres(ctx context.Context, url string, logger *slog.Logger) (backend
 		health:   func(ctx context.Context) error { return takesWrites(ctx, pool) },
 		cleanup:  payments.Run, // of the table that both share
 		close:    func() { closePool(pool) },
+		observeCleanup: func(f func(context.Context, server.CleanupEvent)) {
+			payments.ObserveCleanup = f
+		},
 	}, nil
 }
 

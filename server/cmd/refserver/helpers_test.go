@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -33,7 +32,7 @@ var quiet = slog.New(slog.DiscardHandler)
 
 // program is serve, running.
 type program struct {
-	url    string
+	addresses
 	stop   context.CancelFunc
 	result chan error
 }
@@ -50,7 +49,7 @@ func startProgram(t *testing.T, b backend, flags ...string) *program {
 	p := &program{stop: cancel, result: make(chan error, 1)}
 	stdout, w := io.Pipe()
 	go func() { p.result <- serve(ctx, o, b, w, quiet) }()
-	p.url, err = readURL(stdout)
+	p.addresses, err = readAddresses(stdout)
 	require.NoError(t, err)
 	t.Cleanup(cancel)
 	return p
@@ -58,8 +57,8 @@ func startProgram(t *testing.T, b backend, flags ...string) *program {
 
 // process is the program in a process of its own.
 type process struct {
+	addresses
 	cmd *exec.Cmd
-	url string
 	log *logBuffer // its access log, as JSON
 }
 
@@ -87,7 +86,7 @@ func tryProcess(t *testing.T, env []string, flags ...string) (*process, error) {
 		return nil, err
 	}
 	t.Cleanup(func() { _ = p.cmd.Wait() }) // an error if it has been waited for
-	p.url, err = readURL(stdout)
+	p.addresses, err = readAddresses(stdout)
 	return p, err
 }
 
@@ -100,17 +99,31 @@ func (p *process) kill(t *testing.T) {
 	_ = p.cmd.Wait() // the error says that it was killed
 }
 
-// readURL returns where the program says that it listens.
-func readURL(stdout io.Reader) (string, error) {
-	line, err := bufio.NewReader(stdout).ReadString('\n')
+// addresses are where a program serves.
+type addresses struct {
+	url      string
+	adminURL string // "" without -admin-addr
+}
+
+// readAddresses returns where the program says that it serves.
+func readAddresses(stdout io.Reader) (a addresses, err error) {
+	greeting := make([]byte, 1000)
+	n, err := stdout.Read(greeting) // it is written at once
 	if err != nil {
-		return "", err
+		return a, err
 	}
-	url, ok := strings.CutPrefix(strings.TrimSpace(line), "refserver listens on ")
-	if !ok {
-		return "", errors.New(line)
+	for line := range strings.Lines(string(greeting[:n])) {
+		if url, ok := strings.CutPrefix(strings.TrimSpace(line), "refserver listens on "); ok {
+			a.url = url
+		}
+		if url, ok := strings.CutPrefix(strings.TrimSpace(line), "operators: "); ok {
+			a.adminURL = strings.TrimSuffix(url, "/debug/idempotency")
+		}
 	}
-	return url, nil
+	if a.url == "" {
+		return a, errors.New(string(greeting[:n]))
+	}
+	return a, nil
 }
 
 // logBuffer collects what is written to it.
@@ -154,7 +167,7 @@ type answer struct {
 const request = `{"items":[{"sku":"SKU-1","qty":2}],"amount":1200,"currency":"RUB"}`
 
 // post sends an order or a payment of the account acme under the key k-1.
-// Fields ("Name: value") add to these or replace them.
+// Fields ("Name: value") add to these or replace them; "Name" alone removes one.
 func post(url, path string, fields ...string) answer {
 	return send(http.MethodPost, url+path, request, fields...)
 }
@@ -168,8 +181,11 @@ func send(method, url, body string, fields ...string) answer {
 	}
 	req.Header = http.Header{"Content-Type": {"application/json"}, "Idempotency-Key": {"k-1"}, "X-Account-Id": {"acme"}}
 	for _, field := range fields {
-		name, value, _ := strings.Cut(field, ": ")
+		name, value, set := strings.Cut(field, ": ")
 		req.Header.Set(name, value)
+		if !set {
+			req.Header.Del(name)
+		}
 	}
 	resp, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(req)
 	if err != nil {

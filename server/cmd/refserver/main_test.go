@@ -36,7 +36,14 @@ func TestFlagsThatAreWrongAreMetWithTheCure(t *testing.T) {
 		{"-fault-fail NaN", "-fault-fail is NaN"},
 		{"-log xml", `-log is "xml": it must be text, json or off`},
 		{"-nope", "flag provided but not defined: -nope"},
-		{"serve", `unexpected argument "serve": there are only flags`},
+		{"serve", `unexpected argument "serve": there are only flags, and the command admin`},
+		{"-upstream http://127.0.0.1:9000", "-upstream needs either -account-header or -account-claim: keys belong to accounts"},
+		{"-upstream http://127.0.0.1:9000 -account-header A -account-claim b", "-upstream needs either -account-header or -account-claim"},
+		{"-upstream 127.0.0.1:9000 -account-header A", `invalid value "127.0.0.1:9000" for flag -upstream`},
+		{"-upstream http://127.0.0.1:9000 -account-header A -max-body 0", "-max-body is 0: it must be at least 1"},
+		{"-upstream http://127.0.0.1:9000 -account-header A -fault-drop 0.5", "-fault flags do not go with -upstream"},
+		{"-account-header A", "-account-header, -account-claim, -require-key and -methods need -upstream"},
+		{"-methods PUT", "need -upstream"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.args, func(t *testing.T) {
@@ -59,11 +66,24 @@ func TestHelpGoesToStdout(t *testing.T) {
 
 func TestAnAddressThatIsTakenIsAnError(t *testing.T) {
 	t.Parallel()
-	p := startProgram(t, openMemory(quiet))
-	var stderr bytes.Buffer
-	code := run(t.Context(), []string{"-addr", strings.TrimPrefix(p.url, "http://")}, io.Discard, &stderr)
-	require.Equal(t, 1, code)
-	require.Contains(t, stderr.String(), "-addr: listen tcp "+strings.TrimPrefix(p.url, "http://"))
+	taken := strings.TrimPrefix(startProgram(t, openMemory(quiet)).url, "http://")
+	for flag, args := range map[string][]string{
+		"-addr":       {"-addr", taken},
+		"-admin-addr": {"-addr", "127.0.0.1:0", "-admin-addr", taken},
+	} {
+		var stderr bytes.Buffer
+		require.Equal(t, 1, run(t.Context(), args, io.Discard, &stderr))
+		require.Contains(t, stderr.String(), flag+": listen tcp "+taken)
+	}
+}
+
+func TestAnUpstreamThatCannotBeOneIsAnError(t *testing.T) {
+	t.Parallel()
+	for _, url := range []string{"unix:/run/service.sock", "http://user@127.0.0.1", "http://127.0.0.1/?a=1"} {
+		var stderr bytes.Buffer
+		require.Equal(t, 1, run(t.Context(), []string{"-addr=127.0.0.1:0", "-upstream", url, "-account-header=A"}, io.Discard, &stderr))
+		require.Contains(t, stderr.String(), "the upstream")
+	}
 }
 
 func TestSIGTERMLetsTheRunningRequestFinish(t *testing.T) {

@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/url"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/idemhttp/idem/server"
@@ -16,8 +18,11 @@ import (
 
 // options is what the flags say.
 type options struct {
-	addr, store    string
-	databaseURL    string
+	storeOptions
+	sidecarOptions
+
+	addr           string
+	adminAddr      string
 	wait           time.Duration
 	lease          time.Duration
 	ttl            time.Duration
@@ -37,9 +42,10 @@ func parse(args []string, usage io.Writer) (options, error) {
 	fs := flag.NewFlagSet("refserver", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
 	fs.StringVar(&o.addr, "addr", "127.0.0.1:8080", "`host:port` to listen on; port 0 takes a free one")
-	fs.StringVar(&o.store, "store", "memory", "where keys, orders and payments are kept: memory or postgres")
-	fs.StringVar(&o.databaseURL, "database-url", "", "`URL` of the database of -store=postgres; without it the environment variable DATABASE_URL.\n"+
-		"Every order that is being made holds one of pool_max_conns connections.")
+	fs.StringVar(&o.adminAddr, "admin-addr", "", "`host:port` on which operators, and nobody else, get /metrics, /debug/idempotency,\n"+
+		"/debug/pprof/, /healthz and /readyz; none without it")
+	o.storeOptions.register(fs, "memory")
+	o.sidecarOptions.register(fs)
 	fs.DurationVar(&o.wait, "wait", time.Second, "how long a duplicate waits for the first attempt before it is answered 202")
 	fs.DurationVar(&o.lease, "lease", 30*time.Second, "how long an attempt may go without a sign of life")
 	fs.DurationVar(&o.ttl, "ttl", 48*time.Hour, "how long an answer is replayed")
@@ -60,7 +66,8 @@ func parse(args []string, usage io.Writer) (options, error) {
 
 	err := fs.Parse(args)
 	if errors.Is(err, flag.ErrHelp) {
-		fmt.Fprintln(usage, "The reference server: orders and payments behind the idempotency middleware.")
+		fmt.Fprintln(usage, "The reference server: orders and payments behind the idempotency middleware or,\n"+
+			"with -upstream, any service behind it. See also: refserver admin -h")
 		fs.SetOutput(usage)
 		fs.PrintDefaults()
 	}
@@ -68,10 +75,9 @@ func parse(args []string, usage io.Writer) (options, error) {
 		return o, err
 	}
 	if fs.NArg() > 0 {
-		return o, fmt.Errorf("unexpected argument %q: there are only flags", fs.Arg(0))
+		return o, fmt.Errorf("unexpected argument %q: there are only flags, and the command admin", fs.Arg(0))
 	}
-	o.databaseURL = cmp.Or(o.databaseURL, os.Getenv("DATABASE_URL")) // no default of the flag, which -h would print
-	return o, o.check()
+	return o, cmp.Or(o.check(), o.complete(), o.sidecarOptions.check(o.chances))
 }
 
 func (o options) check() error {
@@ -107,12 +113,6 @@ func (o options) check() error {
 			return fmt.Errorf("-%s is %v: a probability is from 0 to 1", p.flag, p.value)
 		}
 	}
-	if o.store != "memory" && o.store != "postgres" {
-		return fmt.Errorf("-store is %q: it must be memory or postgres", o.store)
-	}
-	if o.store == "postgres" && o.databaseURL == "" {
-		return errors.New("-store=postgres needs -database-url, or DATABASE_URL in the environment, such as postgres://user@host/database")
-	}
 	if o.log != "text" && o.log != "json" && o.log != "off" {
 		return fmt.Errorf("-log is %q: it must be text, json or off", o.log)
 	}
@@ -129,22 +129,6 @@ func (o options) logger(w io.Writer) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, nil))
 }
 
-// config is how the API works on b.
-func (o options) config(b backend, logger *slog.Logger) refserver.Config {
-	c := refserver.Config{
-		Payments: o.middleware(b.payments),
-		Ledger:   b.ledger,
-		Provider: b.provider,
-		Health:   b.health,
-		Chances:  o.chances,
-		Logger:   logger,
-	}
-	if b.orders != nil {
-		c.Orders = o.middleware(b.orders)
-	}
-	return c
-}
-
 func (o options) middleware(s server.Store) *server.Middleware {
 	m := &server.Middleware{
 		Store: s, Wait: o.wait, Lease: o.lease, TTL: o.ttl,
@@ -157,4 +141,69 @@ func (o options) middleware(s server.Store) *server.Middleware {
 		m.Takeover = server.Refuse
 	}
 	return m
+}
+
+// storeOptions says where the store is.
+type storeOptions struct{ store, databaseURL string }
+
+func (o *storeOptions) register(fs *flag.FlagSet, store string) {
+	fs.StringVar(&o.store, "store", store, "where everything is kept: memory or postgres")
+	fs.StringVar(&o.databaseURL, "database-url", "", "`URL` of the database of -store=postgres; without it the environment variable DATABASE_URL.\n"+
+		"Every order that is being made holds one of pool_max_conns connections.")
+}
+
+// complete looks into the environment, which -h must not show, and checks.
+func (o *storeOptions) complete() error {
+	o.databaseURL = cmp.Or(o.databaseURL, os.Getenv("DATABASE_URL"))
+	if o.store != "memory" && o.store != "postgres" {
+		return fmt.Errorf("-store is %q: it must be memory or postgres", o.store)
+	}
+	if o.store == "postgres" && o.databaseURL == "" {
+		return errors.New("-store=postgres needs -database-url, or DATABASE_URL in the environment, such as postgres://user@host/database")
+	}
+	return nil
+}
+
+// sidecarOptions says in front of which service to stand, and how.
+type sidecarOptions struct {
+	upstream      *url.URL // nil: the program serves its own API
+	accountHeader string
+	accountClaim  string
+	requireKey    bool
+	methods       []string
+	maxBody       int64
+}
+
+func (o *sidecarOptions) register(fs *flag.FlagSet) {
+	fs.Func("upstream", "`URL` of a service to stand in front of, such as http://127.0.0.1:9000, in place of the API", func(s string) (err error) {
+		o.upstream, err = url.Parse(s)
+		return err
+	})
+	fs.StringVar(&o.accountHeader, "account-header", "", "with -upstream: `field` that names the account. Whoever stands in front sets it,\n"+
+		"and removes it from what clients send")
+	fs.StringVar(&o.accountClaim, "account-claim", "", "with -upstream: `claim` of the bearer token that names the account.\n"+
+		"THE TOKEN IS NOT VERIFIED HERE: whoever stands in front must have done so")
+	fs.BoolVar(&o.requireKey, "require-key", false, "with -upstream: refuse requests without a key, for which -methods asks one")
+	fs.Func("methods", "with -upstream: methods whose requests are guarded if they have a key (default POST,PATCH)", func(s string) error {
+		o.methods = strings.Split(s, ",")
+		return nil
+	})
+	fs.Int64Var(&o.maxBody, "max-body", 1<<20, "with -upstream: the largest body, in `bytes`, of a request with a key")
+}
+
+func (o *sidecarOptions) check(chances refserver.Chances) error {
+	faults := chances != (refserver.Chances{Seed: chances.Seed, DelayFor: chances.DelayFor})
+	switch {
+	case o.upstream == nil && (o.accountHeader != "" || o.accountClaim != "" || o.requireKey || o.methods != nil):
+		return errors.New("-account-header, -account-claim, -require-key and -methods need -upstream")
+	case o.upstream == nil:
+		return nil
+	case (o.accountHeader == "") == (o.accountClaim == ""):
+		return errors.New("-upstream needs either -account-header or -account-claim: keys belong to accounts")
+	case o.maxBody < 1:
+		return fmt.Errorf("-max-body is %d: it must be at least 1", o.maxBody)
+	case faults:
+		return errors.New("the faults are the API's: -fault flags do not go with -upstream")
+	}
+	return nil
 }

@@ -24,7 +24,7 @@ var routes = []string{"/orders", "/payments"}
 // startPostgres is startProgram on a database.
 func startPostgres(t *testing.T, url string, flags ...string) *program {
 	t.Helper()
-	b, err := openBackend(t.Context(), options{store: "postgres", databaseURL: url}, quiet)
+	b, err := openBackend(t.Context(), options{storeOptions: storeOptions{store: "postgres", databaseURL: url}}, quiet)
 	require.NoError(t, err)
 	return startProgram(t, b, flags...)
 }
