@@ -73,10 +73,9 @@ type Attempt struct {
 	Header   http.Header // of the answer; must not be changed
 	Replayed bool        // the answer says that it is a replay
 	Err      error       // nil if there was an answer, whatever its status
-	// Sends counts how often the request went out on the wire. More than one
-	// means that net/http sent it again by itself, with the same key, because
-	// a kept-alive connection was found dead. A transport with
-	// DisableKeepAlives never does.
+	// Sends counts how often the request went out on the wire. Two means that
+	// net/http sent it again by itself, with the same key, because a kept-alive
+	// connection was found dead. A transport with DisableKeepAlives never does.
 	Sends int
 	Wait  time.Duration // the pause after this attempt
 }

@@ -136,7 +136,8 @@ type exchange struct {
 	Attempt
 	ctx      context.Context //nolint:containedctx // as the AttemptStart hook returned it, for the other hooks
 	keyLine  [1]string       // of the request's header
-	sending  bytes.Reader    // over the request's body
+	frozen   []byte          // the request's body
+	sending  bytes.Reader    // over it
 	resp     *http.Response  // nil if Err is set
 	body     []byte          // what was read of the answer's body
 	whole    bool            // that is all of it
@@ -158,17 +159,33 @@ func (*memoryBody) Close() error { return nil }
 // evidence is what httptrace proves about an attempt.
 type evidence struct {
 	asked, connected atomic.Bool
+	http2            atomic.Bool // it repeats only what was not processed
 	sends            atomic.Int32
 	refused          bool // the server said that it did not begin
 }
 
-func (e *evidence) getConn(string)                { e.asked.Store(true) }
-func (e *evidence) gotConn(httptrace.GotConnInfo) { e.connected.Store(true) }
-func (e *evidence) wroteHeaders()                 { e.sends.Add(1) }
+func (e *evidence) getConn(string) { e.asked.Store(true) }
+
+func (e *evidence) gotConn(info httptrace.GotConnInfo) {
+	e.connected.Store(true)
+	conn, ok := info.Conn.(*tls.Conn)
+	if ok && conn.ConnectionState().NegotiatedProtocol == "h2" {
+		e.http2.Store(true)
+	}
+}
+
+func (e *evidence) wroteHeaders() { e.sends.Add(1) }
 
 // notSent reports whether it is proved that nothing was sent: a connection was
 // asked for and there was none. A transport that tells nothing proves nothing.
 func (e *evidence) notSent() bool { return e.refused || e.asked.Load() && !e.connected.Load() }
+
+// clearHTTP2 reports whether t speaks HTTP/2 without TLS, which its connections
+// do not tell.
+func clearHTTP2(t http.RoundTripper) bool {
+	transport, ok := t.(*http.Transport)
+	return ok && transport.Protocols != nil && transport.Protocols.UnencryptedHTTP2()
+}
 
 // http2Error has the shape of the errors that net/http's HTTP/2 returns for a
 // stream, and is found by errors.As for that reason.
@@ -203,6 +220,7 @@ func (c *call) exchange(ctx context.Context, number int) *exchange {
 		x.timer = time.AfterFunc(limit, x.cancel)
 	}
 	x.trace = httptrace.ClientTrace{GetConn: x.evidence.getConn, GotConn: x.evidence.gotConn, WroteHeaders: x.evidence.wroteHeaders}
+	x.evidence.http2.Store(clearHTTP2(c.client.transport()))
 	resp, err := c.send(httptrace.WithClientTrace(ctx, &x.trace), x) //nolint:bodyclose // by read, drain or the caller
 	if err != nil {
 		x.fail(c, err)
@@ -260,8 +278,9 @@ func (c *call) fresh(ctx context.Context, x *exchange) (r *http.Request, err err
 	case len(c.body) == 0:
 		r.ContentLength, r.GetBody = 0, nil
 	default:
+		x.frozen = c.body
 		x.sending.Reset(c.body)
-		r.Body, r.GetBody, r.ContentLength = io.NopCloser(&x.sending), c.getBody, int64(len(c.body))
+		r.Body, r.GetBody, r.ContentLength = io.NopCloser(&x.sending), x.getBody, int64(len(c.body))
 	}
 	return r, nil
 }
@@ -281,7 +300,17 @@ func asWatch(r *http.Request, u *url.URL, d *Dialect) {
 	}
 }
 
-func (c *call) getBody() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(c.body)), nil }
+// getBody gives the body once more, to whoever wants to sign it, and to
+// net/http, which sends a request again by itself on every dead connection that
+// it finds. Of that one time is enough; the next is an attempt of its own.
+func (x *exchange) getBody() (io.ReadCloser, error) {
+	if x.evidence.sends.Load() > 1 && !x.evidence.http2.Load() {
+		return nil, errSentTwice
+	}
+	return io.NopCloser(bytes.NewReader(x.frozen)), nil
+}
+
+var errSentTwice = errors.New("net/http found two dead connections")
 
 // fail ends the attempt without an answer that can be used.
 func (x *exchange) fail(c *call, err error) {

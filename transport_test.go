@@ -15,6 +15,7 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -671,4 +672,45 @@ func TestCredentialsOfBaseURLStayAtItsOrigin(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, resp.Body.Close())
 	require.NotContains(t, other.Requests()[0].Head, "Authorization")
+}
+
+func TestTransportRepeatsAnAttemptOnceHoweverManyConnectionsAreDead(t *testing.T) {
+	t.Parallel()
+	const dead = 10
+	var arrived sync.WaitGroup
+	arrived.Add(dead)
+	srv := faultnet.Serve(t, func(x *faultnet.Exchange) {
+		x.Read()
+		arrived.Done()
+		arrived.Wait() // so that each has a connection of its own
+		x.Write(faultnet.Answer(201, created))
+	})
+	srv.Transport.MaxIdleConnsPerHost = dead
+	client := quick(srv)
+	client.Retry.MaxAttempts = 3
+	var opening sync.WaitGroup
+	for range dead {
+		opening.Go(func() {
+			if _, err := post(t, client); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	opening.Wait()
+
+	srv.Play(faultnet.Close())
+	var r recorder
+	client.Trace = r.trace()
+	_, err := post(t, client)
+	given := asA[*idem.IncompleteError](t, err)
+	require.Len(t, given.Attempts, 3)
+	for _, a := range r.done {
+		require.LessOrEqual(t, a.Sends, 2)
+	}
+	repeats := srv.Requests()[dead:]
+	require.LessOrEqual(t, len(repeats), 2*3)
+	for _, request := range repeats {
+		require.Equal(t, string(given.Key), request.Key())
+		sameBytes(t, paymentJSON, request.Body)
+	}
 }
