@@ -45,7 +45,7 @@ func scrape(t *testing.T, p *program) map[string]float64 {
 
 func TestTheStoriesOfTheQuickstartMoveTheMetrics(t *testing.T) {
 	t.Parallel()
-	p := startProgram(t, openMemory(quiet), "-admin-addr=127.0.0.1:0", "-wait=100ms", "-lease=300ms")
+	p := startProgram(t, openMemory(quiet), "-admin-addr=127.0.0.1:0", "-wait=100ms", "-lease=3s")
 	client := &idem.Client{BaseURL: p.url, Header: http.Header{"Authorization": {"Bearer demo-acme"}}}
 	pay := func(key, fault string) error {
 		op, err := idem.NewOperation("POST", "/payments", json.RawMessage(request))
@@ -57,13 +57,13 @@ func TestTheStoriesOfTheQuickstartMoveTheMetrics(t *testing.T) {
 	}
 	require.NoError(t, pay("lost", "drop"))
 	require.NoError(t, pay("failing", "fail=503, times=2"))
-	slow := inFlight(t, p.url, "/payments", "800ms") // sends two under one key
+	slow := inFlight(t, p.url, "/payments", "2500ms") // sends two under one key
 	require.Equal(t, http.StatusConflict, send(http.MethodPost, p.url+"/payments", `{"amount":1,"currency":"RUB"}`).status)
 	running := scrape(t, p)
 	require.Equal(t, http.StatusCreated, <-slow)
 	require.Equal(t, http.StatusBadRequest, post(p.url, "/payments", "Idempotency-Key: ").status)
 	require.Equal(t, http.StatusUnauthorized, post(p.url, "/payments", "X-Account-Id: ").status)
-	require.Equal(t, http.StatusRequestEntityTooLarge, send(http.MethodPost, p.url+"/payments", strings.Repeat(" ", 2<<20)).status)
+	require.Equal(t, http.StatusRequestEntityTooLarge, send(http.MethodPost, p.url+"/payments", strings.Repeat(" ", 2<<20), "Expect: 100-continue").status)
 
 	require.InDelta(t, 1, running["idem_operations_executing"], 0)
 	moved := scrape(t, p)

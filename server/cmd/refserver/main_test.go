@@ -89,7 +89,7 @@ func TestAnUpstreamThatCannotBeOneIsAnError(t *testing.T) {
 func TestSIGTERMLetsTheRunningRequestFinish(t *testing.T) {
 	t.Parallel()
 	p := startProcess(t, nil, "-wait=0s")
-	running := inFlight(t, p.url, "/payments", "500ms")
+	running := inFlight(t, p.url, "/payments", "2s")
 	require.NoError(t, p.cmd.Process.Signal(syscall.SIGTERM))
 	require.Equal(t, http.StatusCreated, <-running)
 	require.NoError(t, p.cmd.Wait(), "the exit code must be 0")
@@ -99,7 +99,7 @@ func TestSIGTERMLetsTheRunningRequestFinish(t *testing.T) {
 
 func TestStoppingIsAnnouncedByReadinessBeforeTheListenerCloses(t *testing.T) {
 	t.Parallel()
-	p := startProgram(t, openMemory(quiet), "-unready-for=300ms")
+	p := startProgram(t, openMemory(quiet), "-unready-for=2s")
 	require.Equal(t, http.StatusOK, get(p.url+"/readyz").status)
 	p.stop()
 	require.Eventually(t, func() bool {
@@ -138,7 +138,7 @@ func TestARollingDeploymentLosesNothing(t *testing.T) {
 	t.Parallel()
 	b := openMemory(quiet)
 	before, after := startProgram(t, b), startProgram(t, b)
-	running := inFlight(t, before.url, "/payments", "300ms")
+	running := inFlight(t, before.url, "/payments", "2s")
 	before.stop()
 	require.Equal(t, http.StatusAccepted, post(after.url, "/payments").status, "a retry at the next instance")
 	require.Equal(t, http.StatusCreated, <-running)

@@ -124,8 +124,7 @@ func TestSIGTERMOnPostgreSQLLosesNothing(t *testing.T) {
 			db := pgtest.New(t)
 			before := startProcess(t, []string{"DATABASE_URL=" + db.URL}, "-store=postgres", "-wait=0s")
 			after := startPostgres(t, db.URL)
-			running := inFlight(t, before.url, path, "500ms")
-			<-time.After(100 * time.Millisecond)
+			running := claimed(t, db, before.url, path, "2s")
 			require.NoError(t, before.cmd.Process.Signal(syscall.SIGTERM))
 
 			replay := untilDone(t, after.url, path) // the client retries at the next instance
@@ -188,7 +187,7 @@ func TestAnOrderWhoseServerIsKilledIsOwnedByTheNextRetryAtOnce(t *testing.T) {
 
 func TestAPaymentWhoseServerIsKilledIsMadeWhenItsLeaseIsOver(t *testing.T) {
 	t.Parallel()
-	const lease = 2 * time.Second
+	const lease = 3 * time.Second
 	db := pgtest.New(t)
 	first := startProcess(t, nil, onDatabase(db, "-wait=0s", "-lease="+lease.String())...)
 	second := startPostgres(t, db.URL, "-lease="+lease.String())

@@ -105,7 +105,7 @@ func TestSIGTERMUnderLoadLeavesNothingUnanswered(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	s := startService(t, 30*time.Millisecond)
-	p := startProcess(t, nil, s.inFront(onDatabase(db, "-wait=0s", "-unready-for=1s", "-store-timeout=10s")...)...)
+	p := startProcess(t, nil, s.inFront(onDatabase(db, "-wait=0s", "-unready-for=5s", "-store-timeout=10s")...)...)
 	var stopped atomic.Bool
 	var answered atomic.Int64
 	var workers sync.WaitGroup
@@ -131,7 +131,7 @@ func TestSIGTERMUnderLoadLeavesNothingUnanswered(t *testing.T) {
 func TestSIGTERMOfASidecarLosesNothing(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
-	s := startService(t, 500*time.Millisecond)
+	s := startService(t, 2*time.Second)
 	before := startProcess(t, nil, s.inFront(onDatabase(db, "-wait=0s")...)...)
 	after := startProcess(t, nil, s.inFront(onDatabase(db)...)...)
 	running := make(chan int, 1)
