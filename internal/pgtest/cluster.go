@@ -33,17 +33,6 @@ var settings = map[Mode]string{
 	CrashSafe: "-c fsync=on -c synchronous_commit=on -c full_page_writes=on",
 }
 
-const postgresFunctions = `
-bin=$1 options=$2 preload=$3
-start() {
-	"$bin/initdb" -D "$dir/data" -U postgres -A trust -E UTF8 --locale=C --no-sync &&
-	LD_PRELOAD=$preload "$bin/pg_ctl" start -w -t 60 -D "$dir/data" -l "$dir/server.log" \
-		-o "-c listen_addresses= -c unix_socket_directories='$dir' -c max_connections=300 -c shared_buffers=64MB -c max_wal_size=4GB -c autovacuum_naptime=5s $options" ||
-	{ tail -n 10 "$dir/server.log"; return 1; }
-}
-stop() { "$bin/pg_ctl" stop -m immediate -D "$dir/data"; }
-`
-
 // clusters holds the running cluster of each mode, started on first use.
 var clusters = map[Mode]func() (*cluster, error){
 	Fast:      sync.OnceValues(func() (*cluster, error) { return start(Fast) }),

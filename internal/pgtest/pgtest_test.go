@@ -2,6 +2,7 @@ package pgtest_test
 
 import (
 	"context"
+	neturl "net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -176,6 +177,37 @@ func TestProxyCutsBetweenAnyTwoStatements(t *testing.T) {
 			require.Equal(t, c.rows, pgtest.Value[int](t, proxy.DB, "SELECT count(*) FROM thing"))
 		})
 	}
+}
+
+// A standby has what was acknowledged when its primary was killed.
+func TestStandbyTakesOver(t *testing.T) {
+	t.Parallel()
+	primary, err := pgtest.Start(pgtest.Options{Mode: pgtest.CrashSafe, Settings: "-c fsync=off"})
+	require.NoError(t, err)
+	defer primary.Stop()
+	standby, err := primary.Standby()
+	require.NoError(t, err)
+	defer standby.Stop()
+	url := pgtest.Writable(standby, primary)
+	require.Equal(t, primary.URL, writable(t, url))
+	primary.DB().Exec(t, "CREATE TABLE thing AS SELECT 1")
+	require.NoError(t, primary.Crash())
+	_, err = pgx.Connect(t.Context(), url)
+	require.Error(t, err)
+	require.NoError(t, standby.Promote())
+	require.Equal(t, standby.URL, writable(t, url))
+	require.Equal(t, 1, pgtest.Value[int](t, standby.DB(), "SELECT count(*) FROM thing"))
+}
+
+// writable returns the server that url leads to.
+func writable(t *testing.T, url string) string {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), url)
+	require.NoError(t, err)
+	defer conn.Close(t.Context())
+	var folder string
+	require.NoError(t, conn.QueryRow(t.Context(), "SHOW unix_socket_directories").Scan(&folder))
+	return "postgres:///postgres?host=" + neturl.QueryEscape(folder) + "&sslmode=disable&user=postgres"
 }
 
 func TestTerminateEndsSessions(t *testing.T) {
