@@ -10,6 +10,16 @@
 // It is for tests and demonstrations. The accounts are not authenticated:
 // whoever reaches it may be anybody.
 //
+// With -upstream it is a sidecar: it stands in front of a service of any kind, and
+// everything that follows is true of that too. See package sidecar.
+//
+// With -admin-addr operators get metrics, profiles and a page of their own. The
+// command admin looks at the operations in a database and settles those whose
+// owner was lost:
+//
+//	refserver admin stuck -database-url postgres://...
+//	refserver admin release -database-url postgres://... -account acme -key k-1
+//
 // On SIGTERM or an interrupt it says that it is not ready, stops listening,
 // lets the running requests finish, records the answers that could not be
 // recorded before, stops the cleanup, closes the store and exits with 0. A
@@ -30,6 +40,9 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // the next signal has its usual effect
+	if len(os.Args) > 1 && os.Args[1] == "admin" {
+		os.Exit(runAdmin(ctx, os.Args[2:], os.Stdin, os.Stdout, os.Stderr))
+	}
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 

@@ -77,7 +77,7 @@ func parse(args []string, usage io.Writer) (options, error) {
 	if fs.NArg() > 0 {
 		return o, fmt.Errorf("unexpected argument %q: there are only flags, and the command admin", fs.Arg(0))
 	}
-	return o, cmp.Or(o.check(), o.complete(), o.sidecarOptions.check(o.chances))
+	return o, cmp.Or(o.check(), o.resolve(), o.sidecarOptions.check(o.chances))
 }
 
 func (o options) check() error {
@@ -152,8 +152,8 @@ func (o *storeOptions) register(fs *flag.FlagSet, store string) {
 		"Every order that is being made holds one of pool_max_conns connections.")
 }
 
-// complete looks into the environment, which -h must not show, and checks.
-func (o *storeOptions) complete() error {
+// resolve looks into the environment, which -h must not show, and checks.
+func (o *storeOptions) resolve() error {
 	o.databaseURL = cmp.Or(o.databaseURL, os.Getenv("DATABASE_URL"))
 	if o.store != "memory" && o.store != "postgres" {
 		return fmt.Errorf("-store is %q: it must be memory or postgres", o.store)
