@@ -54,6 +54,8 @@ func (e Entry) Expired() bool { return !e.SeenAt.Before(e.ExpiresAt) }
 //     at most limit, those first that began first. It may have to read all
 //     records.
 //   - Lost returns those of them whose owner was lost.
+//
+// A store that cannot list returns [errors.ErrUnsupported] from the last two.
 type Inspector interface {
 	Inspect(ctx context.Context, id ID) (Entry, error)
 	Unfinished(ctx context.Context, limit int) ([]Entry, error)

@@ -103,6 +103,15 @@ func (r *reader) int() int {
 	}
 }
 
+// time reads a time in milliseconds since 1970, or 0 for none.
+func (r *reader) time() time.Time {
+	n := r.int()
+	if n == 0 {
+		return time.Time{}
+	}
+	return time.UnixMilli(int64(n))
+}
+
 func (r *reader) flag() bool { return r.int() == 1 }
 
 func (r *reader) text() string {

@@ -27,6 +27,10 @@ var (
 	releaseLua string
 	//go:embed lua/find.lua
 	findLua string
+	//go:embed lua/inspect.lua
+	inspectLua string
+	//go:embed lua/releaselost.lua
+	releaseLostLua string
 	//go:embed lua/enter.lua
 	enterLua string
 	//go:embed lua/replace.lua
@@ -34,16 +38,19 @@ var (
 )
 
 // No script does harm when it is repeated. Those on a record are when the
-// connection is lost; those on a door fail instead, which costs less time.
+// connection is lost, unless whoever asks has to know whether it was he who did
+// it; those on a door fail instead, which costs less time.
 var (
-	claimScript    = newScript(recordLua+claimLua, rueidis.NewLuaScriptRetryable)
-	extendScript   = newScript(recordLua+extendLua, rueidis.NewLuaScriptRetryable)
-	acceptScript   = newScript(recordLua+acceptLua, rueidis.NewLuaScriptRetryable)
-	completeScript = newScript(recordLua+completeLua, rueidis.NewLuaScriptRetryable)
-	releaseScript  = newScript(recordLua+releaseLua, rueidis.NewLuaScriptRetryable)
-	findScript     = newScript(recordLua+findLua, rueidis.NewLuaScriptRetryable)
-	enterScript    = newScript(enterLua, rueidis.NewLuaScript)
-	replaceScript  = newScript(replaceLua, rueidis.NewLuaScript)
+	claimScript       = newScript(recordLua+claimLua, rueidis.NewLuaScriptRetryable)
+	extendScript      = newScript(recordLua+extendLua, rueidis.NewLuaScriptRetryable)
+	acceptScript      = newScript(recordLua+acceptLua, rueidis.NewLuaScriptRetryable)
+	completeScript    = newScript(recordLua+completeLua, rueidis.NewLuaScriptRetryable)
+	releaseScript     = newScript(recordLua+releaseLua, rueidis.NewLuaScriptRetryable)
+	findScript        = newScript(recordLua+findLua, rueidis.NewLuaScriptRetryable)
+	inspectScript     = newScript(recordLua+inspectLua, rueidis.NewLuaScriptRetryable)
+	releaseLostScript = newScript(recordLua+releaseLostLua, rueidis.NewLuaScript)
+	enterScript       = newScript(enterLua, rueidis.NewLuaScript)
+	replaceScript     = newScript(replaceLua, rueidis.NewLuaScript)
 )
 
 // Script is a Lua script of this package, for a [Client] to run.

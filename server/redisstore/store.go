@@ -24,8 +24,9 @@ const DefaultPrefix = "idem:"
 // not be changed after first use.
 //
 // Redis deletes expired records by itself, so that there is nothing to clean
-// up. It cannot count them without a walk through all of its keys, so that a
-// Store is no [server.Stater].
+// up. It cannot count or list them without a walk through all of its keys, so
+// that a Store is no [server.Stater], and as a [server.Inspector] shows one
+// record at a time.
 type Store struct {
 	// Prefix begins the names of the records' keys. Services that share a Redis
 	// need different ones. It must not have a brace. "" means [DefaultPrefix].

@@ -9,9 +9,9 @@ if exists and (record.status == 'completed' or record.operation ~= operation) or
 	return reply(0)
 end
 if not exists then
-	redis.call('HSET', key, 'operation', operation, 'attempt', attempt, 'fingerprint', fingerprint)
+	redis.call('HSET', key, 'operation', operation, 'attempt', attempt, 'created_at', now, 'fingerprint', fingerprint)
 end
-redis.call('HSET', key, 'status', 'completed', 'response', response)
+redis.call('HSET', key, 'status', 'completed', 'completed_at', now, 'response', response)
 redis.call('HDEL', key, 'token', 'lease_until')
 redis.call('PEXPIRE', key, ttl)
 return {1}

@@ -3,7 +3,8 @@
 --   operation, attempt, status   as in server.Record
 --   fingerprint                  a byte of version, then the sum
 --   token                        of the claim that holds it
---   lease_until                  in milliseconds since 1970
+--   created_at, completed_at, lease_until
+--                                in milliseconds since 1970
 --   response                     the final one, or an interim one while processing
 --
 -- KEYS[1] is the record. ARGV begins with the caller's fingerprint, "" if he
@@ -14,7 +15,7 @@
 local key = KEYS[1]
 local fingerprint, operation, token = ARGV[1], ARGV[2], ARGV[3]
 
-local names = {'operation', 'attempt', 'status', 'fingerprint', 'token', 'lease_until', 'response'}
+local names = {'operation', 'attempt', 'status', 'fingerprint', 'token', 'lease_until', 'created_at', 'response'}
 local values = redis.call('HMGET', key, unpack(names))
 local record = {}
 for i, name in ipairs(names) do
@@ -42,6 +43,12 @@ end
 -- hold makes the caller the owner of an attempt until lease has passed.
 local function hold(operation, attempt, lease, ttl)
 	redis.call('HSET', key, 'operation', operation, 'attempt', attempt, 'status', 'processing', 'token', token,
-		'lease_until', now + lease, 'fingerprint', known and fingerprint or record.fingerprint)
+		'lease_until', now + lease, 'created_at', record.created_at or now, 'fingerprint', known and fingerprint or record.fingerprint)
 	redis.call('PEXPIRE', key, lease + ttl)
+end
+
+-- give_up leaves the operation to its next attempt.
+local function give_up()
+	redis.call('HSET', key, 'status', 'failed')
+	redis.call('HDEL', key, 'token', 'lease_until', 'response')
 end

@@ -5,7 +5,6 @@ local ttl = ARGV[4]
 if not mine then
 	return reply(0)
 end
-redis.call('HSET', key, 'status', 'failed')
-redis.call('HDEL', key, 'token', 'lease_until', 'response')
+give_up()
 redis.call('PEXPIRE', key, ttl)
 return {1}
