@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/uuid"
@@ -539,17 +540,19 @@ func TestPanicOfAHookGoesThroughWithNothingLeftOpen(t *testing.T) {
 		for _, method := range []string{"GET", "POST"} {
 			t.Run(name+" of a "+method, func(t *testing.T) {
 				t.Parallel()
-				var bodies closeCounter
-				srv := faultnet.Serve(t, faultnet.Steps(status(503), ok201()))
-				client := quick(srv)
-				client.Trace, client.Transport = trace, bodies.of(srv.Transport)
-				body := &closeRecorder{Reader: strings.NewReader(paymentJSON)}
-				req, err := http.NewRequestWithContext(t.Context(), method, srv.URL, body)
-				require.NoError(t, err)
-				req.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader(paymentJSON)), nil }
-				require.PanicsWithValue(t, "boom", func() { client.Do(req) })
-				require.Equal(t, bodies.opened.Load(), bodies.closed.Load())
-				require.True(t, body.closed.Load())
+				synctest.Test(t, func(t *testing.T) { // which fails if a goroutine is left at its end
+					var bodies closeCounter
+					srv, _ := timeline(t, status(503), ok201())
+					client := quick(srv)
+					client.Trace, client.Transport = trace, bodies.of(srv.Transport)
+					body := &closeRecorder{Reader: strings.NewReader(paymentJSON)}
+					req, err := http.NewRequestWithContext(t.Context(), method, srv.URL, body)
+					require.NoError(t, err)
+					req.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader(paymentJSON)), nil }
+					require.PanicsWithValue(t, "boom", func() { client.Do(req) })
+					require.Equal(t, bodies.opened.Load(), bodies.closed.Load())
+					require.True(t, body.closed.Load())
+				})
 			})
 		}
 	}

@@ -176,7 +176,7 @@ func TestFinalRefusalBeyondMaxResponseBytesIsStillARefusal(t *testing.T) {
 
 func TestRefusalAtTheGateAfterALostAnswerProvesNothing(t *testing.T) {
 	t.Parallel()
-	for _, code := range []int{401, 403, 407, 423} {
+	for _, code := range []int{401, 403, 404, 405, 407, 413, 414, 421, 423, 426, 431} {
 		srv := faultnet.Serve(t, faultnet.Steps(faultnet.Reset(), status(code)))
 		_, err := post(t, quick(srv))
 		require.Equal(t, idem.Unknown, idem.OutcomeOf(err), "%d: %v", code, err)

@@ -2,10 +2,14 @@ package idem_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
+	"net/http/httptrace"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -15,6 +19,8 @@ import (
 
 	"github.com/idemhttp/idem"
 	"github.com/idemhttp/idem/internal/faultnet"
+	"github.com/idemhttp/idem/server/refserver"
+	"github.com/idemhttp/idem/server/servertest"
 )
 
 // frame types, flags and codes of RFC 9113.
@@ -31,6 +37,7 @@ type http2Server struct {
 	requests, connections atomic.Int32
 	mu                    sync.Mutex
 	bodies                []string
+	keys                  []string // as the client wrote them
 	answers               []func(c *http2Conn, stream uint32)
 }
 
@@ -93,8 +100,19 @@ func serveHTTP2(t *testing.T, answers ...func(*http2Conn, uint32)) *http2Server 
 	s.Client = &idem.Client{
 		BaseURL: "http://bank.test", Transport: transport,
 		Retry: idem.RetryPolicy{NewBackOff: at(0), Budget: unlimited(), AttemptTimeout: idem.NoLimit},
+		Trace: idem.Trace{AttemptStart: func(ctx context.Context, _ idem.Attempt) context.Context {
+			return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{WroteHeaderField: s.wrote})
+		}},
 	}
 	return s
+}
+
+func (s *http2Server) wrote(name string, values []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if name == "idempotency-key" {
+		s.keys = append(s.keys, values...)
+	}
 }
 
 func (s *http2Server) serve(c *http2Conn) {
@@ -133,38 +151,48 @@ func (s *http2Server) answer(c *http2Conn, stream uint32, body string) {
 	answer(c, stream)
 }
 
-func TestStreamThatWasRefusedIsSentAgain(t *testing.T) {
+func TestStreamThatWasNotProcessedIsSentAgain(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := serveHTTP2(t, resetWith(codeRefused), created201)
-		result, err := post(t, s.Client)
-		require.NoError(t, err)
-		require.Equal(t, "p1", result.Value.ID)
-		require.Equal(t, []string{paymentJSON, paymentJSON}, s.bodies)
-	})
+	for name, tc := range map[string]struct {
+		answer      func(*http2Conn, uint32)
+		connections int32
+	}{
+		"refused":             {resetWith(codeRefused), 1},
+		"beyond the last one": {goAwayBelow, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := serveHTTP2(t, tc.answer, created201)
+				result, err := post(t, s.Client)
+				require.NoError(t, err)
+				require.Equal(t, "p1", result.Value.ID)
+				require.Equal(t, []string{paymentJSON, paymentJSON}, s.bodies)
+				require.Equal(t, []string{string(result.Key), string(result.Key)}, s.keys)
+				require.Equal(t, tc.connections, s.connections.Load())
+			})
+		})
+	}
 }
 
-func TestGoAwayBelowTheStreamIsSentAgainOnAnotherConnection(t *testing.T) {
+func TestStreamsThatAreNeverProcessedWereNotSent(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := serveHTTP2(t, goAwayBelow, created201)
-		result, err := post(t, s.Client)
-		require.NoError(t, err)
-		require.Equal(t, "p1", result.Value.ID)
-		require.Equal(t, []string{paymentJSON, paymentJSON}, s.bodies)
-		require.EqualValues(t, 2, s.connections.Load())
-	})
-}
-
-func TestStreamsThatAreAlwaysRefusedWereNotSent(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := serveHTTP2(t, resetWith(codeRefused))
-		s.Retry.MaxAttempts = 1
-		_, err := post(t, s.Client)
-		require.Equal(t, idem.NotSent, idem.OutcomeOf(err))
-		require.Equal(t, idem.ReasonAttempts, asA[*idem.IncompleteError](t, err).Reason)
-	})
+	const sends = 8 // by net/http, of one attempt
+	for name, answer := range map[string]func(*http2Conn, uint32){"refused": resetWith(codeRefused), "beyond the last one": goAwayBelow} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := serveHTTP2(t, answer)
+				s.Retry.MaxAttempts = 1
+				_, err := post(t, s.Client)
+				require.Equal(t, idem.NotSent, idem.OutcomeOf(err), "%v", err)
+				given := asA[*idem.IncompleteError](t, err)
+				require.Equal(t, idem.ReasonAttempts, given.Reason)
+				require.Equal(t, sends, given.Attempts[0].Sends)
+				require.Len(t, s.bodies, sends)
+			})
+		})
+	}
 }
 
 func TestStreamThatWasResetMayHaveBeenExecuted(t *testing.T) {
@@ -182,4 +210,30 @@ func TestStreamThatWasResetMayHaveBeenExecuted(t *testing.T) {
 		require.Equal(t, idem.ReasonUnkeyed, asA[*idem.IncompleteError](t, err).Reason)
 		require.EqualValues(t, 4, s.requests.Load())
 	})
+}
+
+// The reference server resets the stream of an answer that is dropped, when the
+// payment has been made.
+func TestStreamThatWasResetBehindTheEffectIsAskedForAgain(t *testing.T) {
+	t.Parallel()
+	api, err := refserver.New(refserver.Config{Logger: slog.New(slog.DiscardHandler)})
+	require.NoError(t, err)
+	srv := httptest.NewUnstartedServer(api)
+	srv.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, 0)
+	srv.EnableHTTP2 = true
+	srv.StartTLS()
+	t.Cleanup(srv.Close)
+
+	api.FaultNext(refserver.Fault{Drop: true})
+	var r recorder
+	client := &idem.Client{
+		BaseURL: srv.URL, Transport: srv.Client().Transport, Header: servertest.As("acme"), Trace: r.trace(),
+		Retry: idem.RetryPolicy{NewBackOff: at(0)},
+	}
+	result, err := post(t, client)
+	require.NoError(t, err)
+	require.ErrorContains(t, r.done[0].Err, "INTERNAL_ERROR")
+	require.Equal(t, 2, result.Attempts)
+	require.True(t, result.Replayed)
+	require.Equal(t, 1, api.Counts().Executions)
 }

@@ -93,7 +93,7 @@ func (c *Client) redirected(req *http.Request) (*http.Request, error) {
 	}
 	lines, _ := rfc9110.Lines(before.Header, field)
 	switch {
-	case rfc9110.IsSafe(req.Method) || !rfc9110.Has(before.Header, replayable):
+	case rfc9110.IsSafe(req.Method) || len(lines) == 0 && !rfc9110.Has(before.Header, replayable):
 	case rfc9110.Origin(before.URL) != rfc9110.Origin(req.URL):
 		return nil, &UsageError{Field: "redirect", Reason: "a keyed write is not sent on to another origin, " + rfc9110.Origin(req.URL)}
 	case len(lines) == 0:
@@ -202,7 +202,7 @@ func (e http2Error) Error() string { return fmt.Sprintf("stream %d: code %d", e.
 func refusedStream(err error) bool {
 	const refused = 7
 	var stream http2Error
-	return errors.As(err, &stream) && stream.Code == refused ||
+	return errors.As(err, &stream) && stream.Code == refused || errors.Is(err, errGoingAway) ||
 		err != nil && strings.HasSuffix(err.Error(), "http2: Transport received Server's graceful shutdown GOAWAY") // it has no type
 }
 
@@ -255,6 +255,9 @@ func (c *call) send(ctx context.Context, x *exchange) (resp *http.Response, err 
 	if resp.Body == nil {
 		resp.Body = http.NoBody
 	}
+	if resp.Request == nil {
+		resp.Request = req // by which a redirect knows where it comes from
+	}
 	return resp, nil
 }
 
@@ -302,15 +305,24 @@ func asWatch(r *http.Request, u *url.URL, d *Dialect) {
 
 // getBody gives the body once more, to whoever wants to sign it, and to
 // net/http, which sends a request again by itself on every dead connection that
-// it finds. Of that one time is enough; the next is an attempt of its own.
+// it finds. Of that one time is enough; the next is an attempt of its own. Over
+// HTTP/2 it sends again what was not processed, to a server that is going away
+// for as long as that is.
 func (x *exchange) getBody() (io.ReadCloser, error) {
-	if x.evidence.sends.Load() > 1 && !x.evidence.http2.Load() {
-		return nil, errSentTwice
+	limit, err := int32(2), errSentTwice
+	if x.evidence.http2.Load() {
+		limit, err = 8, errGoingAway
+	}
+	if x.evidence.sends.Load() >= limit {
+		return nil, err
 	}
 	return io.NopCloser(bytes.NewReader(x.frozen)), nil
 }
 
-var errSentTwice = errors.New("net/http found two dead connections")
+var (
+	errSentTwice = errors.New("net/http found two dead connections")
+	errGoingAway = errors.New("the server is going away and did not process the request")
+)
 
 // fail ends the attempt without an answer that can be used.
 func (x *exchange) fail(c *call, err error) {

@@ -266,27 +266,6 @@ func TestCredentialsGoToTheOriginOfBaseURLOnly(t *testing.T) {
 	require.NotContains(t, other.Requests()[0].Head, "sk_7")
 }
 
-func TestKeyedWritesAreNeverRedirected(t *testing.T) {
-	t.Parallel()
-	for _, code := range []int{301, 302, 303, 307, 308} {
-		t.Run(fmt.Sprint(code), func(t *testing.T) {
-			t.Parallel()
-			other := faultnet.Serve(t, ok201())
-			srv := faultnet.Serve(t, status(code, "Location: "+other.URL+"/payments"))
-
-			_, err := post(t, quick(srv))
-			require.Equal(t, code, asA[*idem.StatusError](t, err).StatusCode)
-			require.Equal(t, idem.Unknown, idem.OutcomeOf(err))
-			resp, err := quick(srv).Do(newRequest(t, "POST", srv.URL, paymentJSON))
-			require.NoError(t, err)
-			require.NoError(t, resp.Body.Close())
-			require.Equal(t, code, resp.StatusCode)
-			require.Len(t, srv.Requests(), 2)
-			require.Empty(t, other.Requests())
-		})
-	}
-}
-
 func TestRequestsWithoutAKeyFollowRedirectsWithoutLosingSecrets(t *testing.T) {
 	t.Parallel()
 	other := faultnet.Serve(t, status(200))

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"net/http"
 	"net/url"
-	"slices"
-	"sync"
 	"testing"
 	"time"
 
@@ -93,25 +91,12 @@ func pay(t *testing.T, client *idem.Client) (idem.Result[made], error) {
 // when requests arrived. It is for a synctest bubble.
 func timeline(t *testing.T, answers ...string) (*faultnet.Server, func() []time.Duration) {
 	t.Helper()
-	var mu sync.Mutex
-	var arrivals []time.Duration
-	start := time.Now()
 	replies := make([]faultnet.Action, len(answers))
 	for i, answer := range answers {
 		replies[i] = faultnet.Reply(answer)
 	}
-	play := faultnet.Steps(replies...)
-	srv := faultnet.ServeInMemory(t, func(x *faultnet.Exchange) {
-		mu.Lock()
-		arrivals = append(arrivals, time.Since(start))
-		mu.Unlock()
-		play(x)
-	})
-	return srv, func() []time.Duration {
-		mu.Lock()
-		defer mu.Unlock()
-		return slices.Clone(arrivals)
-	}
+	srv := faultnet.ServeInMemory(t, faultnet.Steps(replies...))
+	return srv, srv.Arrivals
 }
 
 func hasA[E error](err error) bool {

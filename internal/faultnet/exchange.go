@@ -34,8 +34,9 @@ func (x *Exchange) Read() Request {
 	x.read = true
 	r, err := readRequest(x.conn.reader, func() { x.Write("HTTP/1.1 100 Continue\r\n\r\n") })
 	x.server.mu.Lock()
-	r.Conn = x.server.requests[x.index].Conn
-	x.server.requests[x.index] = r
+	arrived := &x.server.requests[x.index]
+	r.Conn, r.arrived = arrived.Conn, arrived.arrived
+	*arrived = r
 	x.server.mu.Unlock()
 	if err != nil {
 		x.Close()

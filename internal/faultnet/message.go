@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // Request is the record of a request as it came off the wire.
@@ -19,6 +20,8 @@ type Request struct {
 	Body   []byte      // without the chunked coding
 	Raw    []byte      // all bytes, as they came
 	Whole  bool        // head and body have been read to their end
+
+	arrived time.Time
 }
 
 // Key returns the value of the Idempotency-Key field.

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // Action plays the server's part of one exchange. When it returns the
@@ -22,6 +23,7 @@ type Server struct {
 	Addr      string          // "host:port"
 	Transport *http.Transport // dials the server, whatever the URL
 
+	started  time.Time
 	listener net.Listener
 	action   atomic.Pointer[Action]
 	ctx      context.Context //nolint:containedctx // the server's life, which no call brings along
@@ -63,6 +65,7 @@ func Start(l net.Listener, a Action) *Server {
 		URL:       "http://" + l.Addr().String(),
 		Addr:      l.Addr().String(),
 		Transport: &http.Transport{},
+		started:   time.Now(),
 		listener:  l,
 		open:      make(map[net.Conn]struct{}),
 	}
@@ -124,6 +127,17 @@ func (s *Server) Bodies() []string {
 	return bodies
 }
 
+// Arrivals returns when every request arrived, counted from the start of the
+// server.
+func (s *Server) Arrivals() []time.Duration {
+	requests := s.Requests()
+	arrivals := make([]time.Duration, len(requests))
+	for i, r := range requests {
+		arrivals[i] = r.arrived.Sub(s.started)
+	}
+	return arrivals
+}
+
 func (s *Server) accept() {
 	for {
 		conn, err := s.listener.Accept()
@@ -175,6 +189,6 @@ func (s *Server) serve(conn net.Conn, number int) {
 func (s *Server) arrived(conn int) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.requests = append(s.requests, Request{Conn: conn})
+	s.requests = append(s.requests, Request{Conn: conn, arrived: time.Now()})
 	return len(s.requests) - 1
 }

@@ -45,6 +45,18 @@ func TestServerRecordsWhatCameOffTheWire(t *testing.T) {
 	require.Equal(t, requests[1].Head+"6\r\nsecond\r\n0\r\n\r\n", string(requests[1].Raw))
 }
 
+func TestServerTellsWhenRequestsArrived(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := faultnet.ServeInMemory(t, faultnet.Late(time.Second, faultnet.Reply(created)))
+		for range 2 {
+			<-time.After(time.Minute)
+			post(t, s.Transport, s.URL, "")
+		}
+		require.Equal(t, []time.Duration{time.Minute, 2*time.Minute + time.Second}, s.Arrivals())
+	})
+}
+
 func TestServerInvitesABodyThatWaits(t *testing.T) {
 	t.Parallel()
 	s := faultnet.Serve(t, faultnet.Reply(created))
