@@ -34,8 +34,11 @@ type Client struct {
 	// MaxResponseBytes bounds the body of an answer to a keyed request. Zero
 	// means 8 MiB, NoLimit no limit.
 	MaxResponseBytes int64
-	// Logger gets a record for every failed attempt and every operation given
-	// up. Nil means silence.
+	// Logger gets a record "idem waits to send again" (Info) before every
+	// pause, and one "idem gave an operation up" (Warn) for every
+	// [IncompleteError]. Both have idempotency_key (shortened), method, url,
+	// attempt, and status or error; the first has wait, the second reason and
+	// outcome. Nil means silence.
 	Logger *slog.Logger
 	// Trace is called as operations proceed.
 	Trace Trace
@@ -48,8 +51,11 @@ type Client struct {
 // the context of all that follows: of the operation, or of the attempt's
 // request. A panic of a hook goes through to the caller.
 type Trace struct {
+	// OperationStart is called before the first attempt, with key, method, URL
+	// and Start.
 	OperationStart func(context.Context, Attempt) context.Context
-	AttemptStart   func(context.Context, Attempt) context.Context
+	// AttemptStart is called before each attempt, with its Number besides.
+	AttemptStart func(context.Context, Attempt) context.Context
 	// AttemptDone is called when the answer has been read or the attempt has
 	// failed.
 	AttemptDone func(context.Context, Attempt)
@@ -73,9 +79,11 @@ type Attempt struct {
 	Header   http.Header // of the answer; must not be changed
 	Replayed bool        // the answer says that it is a replay
 	Err      error       // nil if there was an answer, whatever its status
-	// Sends counts how often the request went out on the wire. Two means that
-	// net/http sent it again by itself, with the same key, because a kept-alive
-	// connection was found dead. A transport with DisableKeepAlives never does.
+	// Sends counts how often the request went out on the wire. More than one
+	// means that net/http sent it again by itself, with the same key: once,
+	// because a kept-alive connection was found dead (a transport with
+	// DisableKeepAlives never does), or over HTTP/2 up to seven times, because
+	// the server had not processed it.
 	Sends int
 	Wait  time.Duration // the pause after this attempt
 }

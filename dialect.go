@@ -92,6 +92,7 @@ type Rule struct {
 	// Replayed says that the answer must be marked as a replay.
 	Replayed bool
 
+	// Verdict is the meaning.
 	Verdict Verdict
 	// Wait is how long to wait before the next attempt if the answer does not
 	// say. Zero leaves it to the backoff.
@@ -100,9 +101,9 @@ type Rule struct {
 
 // Hint is a place where an answer says how long to wait, as a number.
 type Hint struct {
-	Pointer string // a JSON pointer into the body
-	Field   string // or the name of a header field
-	Unit    time.Duration
+	Pointer string        // a JSON pointer into the body
+	Field   string        // or the name of a header field
+	Unit    time.Duration // of the number; required
 }
 
 // Verdict is what an answer means for the operation.

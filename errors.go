@@ -75,6 +75,7 @@ type UsageError struct {
 	Err    error  // the cause, if there is one
 }
 
+// Error implements error.
 func (e *UsageError) Error() string {
 	if e.Err != nil {
 		return fmt.Sprintf("idem: %s: %s: %v", e.Field, e.Reason, e.Err)
@@ -129,6 +130,7 @@ type ConflictError struct {
 	verdict Verdict
 }
 
+// Error implements error.
 func (e *ConflictError) Error() string {
 	return fmt.Sprintf("idem: %s: %s (key %s: %s)", e.request, describe(&e.Response, e.Problem), e.Key, e.outcome())
 }
@@ -145,6 +147,7 @@ type StatusError struct {
 	verdict Verdict
 }
 
+// Error implements error.
 func (e *StatusError) Error() string {
 	return fmt.Sprintf("idem: %s: %s%s", e.request, describe(&e.Response, e.Problem), withKey(e.Key))
 }
@@ -159,6 +162,7 @@ type DecodeError struct {
 	request string
 }
 
+// Error implements error.
 func (e *DecodeError) Error() string {
 	return fmt.Sprintf("idem: %s: cannot decode the answer %d of type %q: %v%s",
 		e.request, e.StatusCode, e.Header.Get("Content-Type"), e.Err, withKey(e.Key))
@@ -206,6 +210,7 @@ type IncompleteError struct {
 	answer  *http.Response // the last answer, if it is whole and may stand for a final one
 }
 
+// Error implements error.
 func (e *IncompleteError) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "idem: %s: given up after %d attempts: %s", e.request, e.made, e.Reason)

@@ -339,6 +339,17 @@ func (x *exchange) fail(c *call, err error) {
 	x.resp, x.Status, x.Header, x.Replayed = nil, 0, nil, false
 }
 
+// attemptTimeoutError ends an attempt that took longer than AttemptTimeout. It
+// is not a context error: the caller's own deadline has not passed.
+type attemptTimeoutError struct{ after time.Duration }
+
+func (e *attemptTimeoutError) Error() string {
+	return fmt.Sprintf("idem: no complete answer within the attempt timeout of %v", e.after)
+}
+
+// Timeout implements the interface of [net.Error].
+func (e *attemptTimeoutError) Timeout() bool { return true }
+
 // read reads the whole answer. A body that ends early, or not within the
 // attempt's time, or is not what its digest says, fails the attempt.
 func (x *exchange) read(c *call) {
