@@ -58,7 +58,8 @@ var (
 )
 
 // Lock returns the durable store with a door in the Redis of client in front
-// of it. The caller closes the client.
+// of it. The caller closes the client. See [LazyClient] for a service that has to
+// start while Redis is away.
 func Lock(client rueidis.Client, durable server.Store) *Locked {
 	return LockWith(rueidisClient{client}, durable)
 }

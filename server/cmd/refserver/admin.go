@@ -12,9 +12,12 @@ import (
 	"strings"
 	"time"
 
+	"github.com/redis/rueidis"
+
 	"github.com/idemhttp/idem/internal/keyfield"
 	"github.com/idemhttp/idem/server"
 	"github.com/idemhttp/idem/server/pgstore"
+	"github.com/idemhttp/idem/server/redisstore"
 )
 
 // adminCommands are what "refserver admin" can be asked for.
@@ -29,12 +32,12 @@ var adminCommands = []struct {
 	{"cleanup", "delete the records that have expired", (*adminCall).cleanup},
 }
 
-// adminStore is a store that operators can look into and settle things in.
+// adminStore is a store that operators can look into and settle things in. Some
+// are a [server.Cleaner] too.
 type adminStore interface {
 	server.Inspector
 	server.Releaser
 	server.Finisher
-	server.Cleaner
 }
 
 // adminCall is one call of a command.
@@ -43,6 +46,7 @@ type adminCall struct {
 
 	command  string
 	table    string
+	prefix   string
 	json     bool
 	yes      bool
 	log      string
@@ -123,7 +127,8 @@ func (c *adminCall) parse(args []string) (run func(*adminCall, context.Context) 
 // register defines the flags of the command.
 func (c *adminCall) register(fs *flag.FlagSet) {
 	c.storeOptions.register(fs, "postgres")
-	fs.StringVar(&c.table, "table", pgstore.DefaultTable, "`name` of the table")
+	fs.StringVar(&c.table, "table", pgstore.DefaultTable, "`name` of the table, with -store=postgres")
+	fs.StringVar(&c.prefix, "prefix", redisstore.DefaultPrefix, "what the names of the keys begin with, with -store=redis")
 	fs.BoolVar(&c.json, "json", false, "print JSON")
 	if c.oneKey() {
 		fs.StringVar(&c.id.Account, "account", "", "`account` of the key; required")
@@ -180,12 +185,20 @@ func (c *adminCall) check() error {
 		return fmt.Errorf("-ttl is %v: it must be at least %v", c.ttl, time.Millisecond)
 	case c.storeOptions.store == "memory":
 		return errors.New("-store=memory is inside of its server; look at the page on that one's -admin-addr")
+	case c.storeOptions.store == "redis" && c.command == "stuck":
+		return errors.New("-store=redis cannot list its operations; clients of those that are stuck get OPERATION_INDETERMINATE")
+	case c.storeOptions.store == "redis" && c.command == "cleanup":
+		return errors.New("-store=redis deletes by itself what has expired")
 	}
 	return c.resolve()
 }
 
-// open opens the store, which must be there.
+// open opens the store, which must be there. A door in front of it has nothing
+// that it has not.
 func (c *adminCall) open(ctx context.Context) (closeStore func(), err error) {
+	if c.storeOptions.store == "redis" {
+		return c.openRedis()
+	}
 	pool, err := pgstore.Open(ctx, c.databaseURL)
 	if err != nil {
 		return nil, fmt.Errorf("-database-url: %w", err)
@@ -194,4 +207,18 @@ func (c *adminCall) open(ctx context.Context) (closeStore func(), err error) {
 	s.Table, s.Logger = c.table, slog.New(slog.DiscardHandler) // its settings are the service's concern
 	c.store = s
 	return pool.Close, nil
+}
+
+func (c *adminCall) openRedis() (closeStore func(), err error) {
+	option, err := redisOption(c.redisURL)
+	if err != nil {
+		return nil, err
+	}
+	client, err := rueidis.NewClient(option)
+	if err != nil {
+		return nil, fmt.Errorf("-redis-url: %w", err)
+	}
+	s := redisstore.New(client)
+	s.Prefix, c.store = c.prefix, s
+	return client.Close, nil
 }

@@ -399,6 +399,8 @@ func TestAdminFlagsThatAreWrongAreMetWithTheCure(t *testing.T) {
 		"stuck now":                              `unexpected argument "now"`,
 		"stuck":                                  "-store=postgres needs -database-url, or DATABASE_URL in the environment",
 		"stuck -store memory":                    "-store=memory is inside of its server; look at the page on that one's -admin-addr",
+		"stuck -store redis":                     "-store=redis cannot list its operations; clients of those that are stuck get OPERATION_INDETERMINATE",
+		"cleanup -store redis":                   "-store=redis deletes by itself what has expired",
 		"cleanup -log off":                       `-log is "off": it must be text or json`,
 		"complete" + ofTheKey:                    "-status is 0: it must be 200 to 599",
 		"complete -status 199" + ofTheKey:        "-status is 199",

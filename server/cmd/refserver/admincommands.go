@@ -127,10 +127,14 @@ func (c *adminCall) cleanup(ctx context.Context) error {
 	if err := c.confirm(ctx, "Delete the records that have expired?"); err != nil {
 		return err
 	}
+	cleaner, ok := c.store.(server.Cleaner)
+	if !ok {
+		return errors.ErrUnsupported
+	}
 	const batch = 1000
 	deleted := 0
 	for {
-		n, err := c.store.Cleanup(ctx, batch)
+		n, err := cleaner.Cleanup(ctx, batch)
 		deleted += n
 		if err == nil && n == batch {
 			continue

@@ -5,13 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/url"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/rueidis"
 
 	"github.com/idemhttp/idem/server"
 	"github.com/idemhttp/idem/server/memstore"
 	"github.com/idemhttp/idem/server/pgstore"
+	"github.com/idemhttp/idem/server/redisstore"
 	"github.com/idemhttp/idem/server/refserver"
 	"github.com/idemhttp/idem/server/refserver/pgledger"
 )
@@ -30,8 +33,11 @@ type backend struct {
 }
 
 func openBackend(ctx context.Context, o options, logger *slog.Logger) (backend, error) {
-	if o.store == "postgres" {
+	switch o.store {
+	case "postgres":
 		return openPostgres(ctx, o, logger)
+	case "redis":
+		return openRedis(o, logger)
 	}
 	return openMemory(logger), nil
 }
@@ -45,6 +51,61 @@ func openMemory(logger *slog.Logger) backend {
 		close:          func() {},
 		observeCleanup: func(f func(context.Context, server.CleanupEvent)) { cleanup.Observe = f },
 	}
+}
+
+// openRedis opens Redis. What the API sells is in memory.
+func openRedis(o options, logger *slog.Logger) (backend, error) {
+	option, err := redisOption(o.redisURL)
+	if err != nil {
+		return backend{}, err
+	}
+	client, err := rueidis.NewClient(option)
+	if err != nil {
+		return backend{}, fmt.Errorf("-redis-url: %w", err)
+	}
+	s := redisstore.New(client)
+	s.Logger = logger
+	return backend{
+		payments: s,
+		health:   func(ctx context.Context) error { return client.Do(ctx, client.B().Ping().Build()).Error() },
+		cleanup:  func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }, // Redis does it
+		close:    client.Close,
+	}, nil
+}
+
+// redisOption reads the URL of Redis, which may have a password.
+func redisOption(redisURL string) (rueidis.ClientOption, error) {
+	option, err := rueidis.ParseURL(redisURL)
+	if bad := (*url.Error)(nil); errors.As(err, &bad) {
+		err = bad.Err // without the URL
+	}
+	if err != nil {
+		return option, fmt.Errorf("-redis-url: %w", err)
+	}
+	return option, nil
+}
+
+// behindDoor puts Redis in front of the stores of b, if there is a URL of it. The
+// program starts and goes on without Redis.
+func (b backend) behindDoor(o options, logger *slog.Logger) (backend, error) {
+	if o.redisURL == "" {
+		return b, nil
+	}
+	option, err := redisOption(o.redisURL)
+	if err != nil {
+		b.close()
+		return backend{}, err
+	}
+	client := &redisstore.LazyClient{Option: option}
+	lock := func(s server.Store) server.Store {
+		l := redisstore.LockWith(client, s)
+		l.Logger = logger
+		return l
+	}
+	b.orders, b.payments = lock(b.orders), lock(b.payments)
+	closeDurable := b.close
+	b.close = func() { client.Close(); closeDurable() }
+	return b, nil
 }
 
 // openPostgres opens the database and makes the tables. Those of the API are not
@@ -71,7 +132,7 @@ func openPostgres(ctx context.Context, o options, logger *slog.Logger) (backend,
 			return backend{}, err
 		}
 	}
-	return backend{
+	b := backend{
 		orders:   orders,
 		payments: payments,
 		ledger:   pgledger.New(pool),
@@ -82,7 +143,8 @@ func openPostgres(ctx context.Context, o options, logger *slog.Logger) (backend,
 		observeCleanup: func(f func(context.Context, server.CleanupEvent)) {
 			payments.ObserveCleanup = f
 		},
-	}, nil
+	}
+	return b.behindDoor(o, logger)
 }
 
 var errReadOnly = errors.New("the database takes no writes")

@@ -26,6 +26,7 @@ func TestMain(m *testing.M) {
 		main()
 	}
 	os.Unsetenv("DATABASE_URL") // no test may find somebody's database
+	os.Unsetenv("REDIS_URL")
 	os.Exit(m.Run())
 }
 

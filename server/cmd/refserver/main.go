@@ -6,6 +6,9 @@
 // keys, orders and payments are kept in a database, and any number of servers
 // behind one database behave as one. An order and its answer are one commit
 // there; payments are charged at a provider, which is simulated, under a lease.
+// Redis is a quick door in front of that with -redis-url. With -store=redis it
+// has the keys alone, and orders and payments are in memory: that is for
+// -upstream.
 //
 // It is for tests and demonstrations. The accounts are not authenticated:
 // whoever reaches it may be anybody.

@@ -23,7 +23,9 @@ func TestFlagsThatAreWrongAreMetWithTheCure(t *testing.T) {
 	t.Parallel()
 	tests := []struct{ args, want string }{
 		{"-store postgres -database-url=", "-store=postgres needs -database-url, or DATABASE_URL in the environment"},
-		{"-store redis", `-store is "redis": it must be memory or postgres`},
+		{"-store mysql", `-store is "mysql": it must be memory, postgres or redis`},
+		{"-store redis", "-store=redis needs -redis-url, or REDIS_URL in the environment"},
+		{"-redis-url redis://127.0.0.1", "-redis-url needs -store=redis or -store=postgres"},
 		{"-wait -1s", "-wait is -1s: it must be at least 0s"},
 		{"-lease 0s", "-lease is 0s: it must be at least 1ms"},
 		{"-ttl 1us", "-ttl is 1µs: it must be at least 1ms"},

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -144,22 +145,31 @@ func (o options) middleware(s server.Store) *server.Middleware {
 }
 
 // storeOptions says where the store is.
-type storeOptions struct{ store, databaseURL string }
+type storeOptions struct{ store, databaseURL, redisURL string }
 
 func (o *storeOptions) register(fs *flag.FlagSet, store string) {
-	fs.StringVar(&o.store, "store", store, "where everything is kept: memory or postgres")
+	fs.StringVar(&o.store, "store", store, "where keys and answers are kept: memory, postgres or redis; with postgres the orders and payments too")
 	fs.StringVar(&o.databaseURL, "database-url", "", "`URL` of the database of -store=postgres; without it the environment variable DATABASE_URL.\n"+
 		"Every order that is being made holds one of pool_max_conns connections.")
+	fs.StringVar(&o.redisURL, "redis-url", "", "`URL` of Redis; of -store=redis, for which the environment variable REDIS_URL will do, or with\n"+
+		"-store=postgres of a quick door in front of it")
 }
 
 // resolve looks into the environment, which -h must not show, and checks.
 func (o *storeOptions) resolve() error {
 	o.databaseURL = cmp.Or(o.databaseURL, os.Getenv("DATABASE_URL"))
-	if o.store != "memory" && o.store != "postgres" {
-		return fmt.Errorf("-store is %q: it must be memory or postgres", o.store)
+	if o.store == "redis" {
+		o.redisURL = cmp.Or(o.redisURL, os.Getenv("REDIS_URL"))
 	}
-	if o.store == "postgres" && o.databaseURL == "" {
+	switch {
+	case !slices.Contains([]string{"memory", "postgres", "redis"}, o.store):
+		return fmt.Errorf("-store is %q: it must be memory, postgres or redis", o.store)
+	case o.store == "postgres" && o.databaseURL == "":
 		return errors.New("-store=postgres needs -database-url, or DATABASE_URL in the environment, such as postgres://user@host/database")
+	case o.store == "redis" && o.redisURL == "":
+		return errors.New("-store=redis needs -redis-url, or REDIS_URL in the environment, such as redis://127.0.0.1:6379")
+	case o.store == "memory" && o.redisURL != "":
+		return errors.New("-redis-url needs -store=redis or -store=postgres")
 	}
 	return nil
 }

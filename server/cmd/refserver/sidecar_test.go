@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/idemhttp/idem/internal/pgtest"
+	"github.com/idemhttp/idem/internal/redistest"
 )
 
 // service is the one of testdata, in a process of its own.
@@ -70,6 +71,11 @@ func TestAServiceThatKnowsNothingOfKeysMakesOnePaymentOfFiftyDuplicates(t *testi
 	for name, flags := range map[string]func(t *testing.T) []string{
 		"memory":   func(*testing.T) []string { return nil },
 		"postgres": func(t *testing.T) []string { t.Helper(); return onDatabase(pgtest.New(t), "-store-timeout=10s") },
+		"redis":    func(t *testing.T) []string { t.Helper(); return onRedis(redistest.Start(t), "-store-timeout=10s") },
+		"redis in front of postgres": func(t *testing.T) []string {
+			t.Helper()
+			return onDatabase(pgtest.New(t), "-store-timeout=10s", "-redis-url="+redisURL(redistest.Start(t)))
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
