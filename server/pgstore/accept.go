@@ -29,7 +29,7 @@ func (c *claiming) ticket(op server.Operation) server.Ticket {
 
 // Accept implements [server.Acceptor].
 func (l *lease) Accept(ctx context.Context, interim server.Response, d time.Duration) (server.Record, error) {
-	accepted, err := l.store.update(ctx, l.req.ID, accept, l.token, d.Microseconds(), d.Microseconds()+l.req.TTL.Microseconds(),
+	accepted, err := l.store.update(ctx, l.req.ID, accept, l.token, d, d+l.req.TTL,
 		int16(interim.StatusCode), encodeHeaders(interim.Fields), interim.Body, responseFlags(interim))
 	if err != nil {
 		return server.Record{}, err

@@ -174,7 +174,7 @@ func (s *Store) compareSessions(ctx context.Context, conn *pgxpool.Conn) (locks 
 			return false, err
 		}
 	}
-	return excludeOneAnother(ctx, conn, other)
+	return excludeOneAnother(ctx, conn.Conn(), other.Conn())
 }
 
 // preparesStatements reports whether pgx in this mode expects a statement that
@@ -208,10 +208,10 @@ func checkPrepared(ctx context.Context, conns ...*pgxpool.Conn) error {
 }
 
 // excludeOneAnother tries to take one lock on both connections.
-func excludeOneAnother(ctx context.Context, one, other *pgxpool.Conn) (bool, error) {
+func excludeOneAnother(ctx context.Context, one, other *pgx.Conn) (bool, error) {
 	lock := keyOf("check", rand.Text())
 	var got [2]bool
-	for i, conn := range []*pgxpool.Conn{one, other} {
+	for i, conn := range []*pgx.Conn{one, other} {
 		b := &pgx.Batch{}
 		b.BeginTx(transaction)
 		b.Queue(tryOnlyLock, lock).QueryRow(scan(&got[i]))

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/idemhttp/idem/server"
 )
@@ -22,7 +21,7 @@ func (s *Store) Cleanup(ctx context.Context, limit int) (int, error) {
 	}
 	var deleted int64
 	err := s.flight(ctx, commit, func(b *pgx.Batch) {
-		b.Queue(s.sql(deleteExpired), limit).Exec(count(&deleted))
+		b.Queue(s.sql(deleteExpired), int64(limit)).Exec(count(&deleted))
 	})
 	return int(deleted), err
 }
@@ -82,8 +81,8 @@ func (s *Store) cleanupAsLeader(ctx context.Context, clock *clockGuard) (batch s
 		return server.CleanupEvent{Err: err}, false
 	}
 	defer conn.Release()
-	defer abort(ctx, conn)
-	leads, now, lag, err := s.lead(ctx, conn, facts.locks)
+	defer abort(ctx, conn.Conn())
+	leads, now, lag, err := s.lead(ctx, conn.Conn(), facts.locks)
 	if err != nil || !leads {
 		return server.CleanupEvent{Err: err}, err == nil
 	}
@@ -95,8 +94,8 @@ func (s *Store) cleanupAsLeader(ctx context.Context, clock *clockGuard) (batch s
 	}
 	var rows int64
 	b := &pgx.Batch{}
-	b.Queue(s.sql(deleteExpired), cleanupBatch).Exec(count(&rows))
-	if err := send(ctx, conn, b, commit); err != nil {
+	b.Queue(s.sql(deleteExpired), int64(cleanupBatch)).Exec(count(&rows))
+	if err := send(ctx, conn.Conn(), b, commit); err != nil {
 		return server.CleanupEvent{Lag: lag, Err: err}, false
 	}
 	return server.CleanupEvent{Deleted: int(rows), Lag: lag}, false
@@ -105,7 +104,7 @@ func (s *Store) cleanupAsLeader(ctx context.Context, clock *clockGuard) (batch s
 // lead begins a transaction on conn and tries to become the only one to clean
 // up, where locks are real. It returns the database's time, and for how long
 // records have been expired.
-func (s *Store) lead(ctx context.Context, conn *pgxpool.Conn, locks bool) (leads bool, now time.Time, lag time.Duration, err error) {
+func (s *Store) lead(ctx context.Context, conn *pgx.Conn, locks bool) (leads bool, now time.Time, lag time.Duration, err error) {
 	var us int64
 	b := &pgx.Batch{}
 	b.BeginTx(transaction)

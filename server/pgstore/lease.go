@@ -68,7 +68,7 @@ func (c *claiming) underLease(ctx context.Context) (claim server.Claim, err erro
 func (c *claiming) queueInsert(b *pgx.Batch, operation uuid.UUID, lease time.Duration) {
 	b.Queue(c.store.sql(insertClaim), c.req.ID.Account, c.req.ID.Key, operation,
 		c.req.Fingerprint.Sum[:], int16(c.req.Fingerprint.Version), c.token,
-		lease.Microseconds(), lease.Microseconds()+c.req.TTL.Microseconds())
+		lease, lease+c.req.TTL)
 }
 
 // queueSelect queues a look at the record of the claim.
@@ -85,7 +85,7 @@ func (c *claiming) takeOver(ctx context.Context, r *record, operation uuid.UUID,
 	err := c.store.flight(ctx, commit, func(b *pgx.Batch) {
 		b.Queue(c.store.sql(takeOver), c.req.ID.Account, c.req.ID.Key, operation,
 			c.req.Fingerprint.Sum[:], int16(c.req.Fingerprint.Version), c.token,
-			c.req.Lease.Microseconds(), c.req.Lease.Microseconds()+c.req.TTL.Microseconds(),
+			c.req.Lease, c.req.Lease+c.req.TTL,
 			int32(attempt), r.token).Exec(count(&claimed))
 	})
 	if err != nil {
@@ -110,7 +110,7 @@ func (c *claiming) withdraw(ctx context.Context, operation uuid.UUID) {
 	defer cancel()
 	_ = c.store.flight(ctx, commit, func(b *pgx.Batch) {
 		c.queueInsert(b, operation, c.req.Lease)
-		b.Queue(c.store.sql(release), c.req.ID.Account, c.req.ID.Key, c.token, c.req.TTL.Microseconds())
+		b.Queue(c.store.sql(release), c.req.ID.Account, c.req.ID.Key, c.token, c.req.TTL)
 	})
 }
 
@@ -145,14 +145,14 @@ func (l *lease) Complete(ctx context.Context, r server.Response, ttl time.Durati
 
 // Release implements [server.Lease].
 func (l *lease) Release(ctx context.Context, _ error) error {
-	_, err := l.store.update(ctx, l.req.ID, release, l.token, l.req.TTL.Microseconds())
+	_, err := l.store.update(ctx, l.req.ID, release, l.token, l.req.TTL)
 	return err
 }
 
 // extend moves the end of the lease with the token, and the expiry, which is the
 // TTL later.
 func (s *Store) extend(ctx context.Context, id server.ID, token uuid.UUID, d, ttl time.Duration) error {
-	extended, err := s.update(ctx, id, extend, token, d.Microseconds(), d.Microseconds()+ttl.Microseconds())
+	extended, err := s.update(ctx, id, extend, token, d, d+ttl)
 	if err == nil && extended == 0 {
 		return server.ErrLeaseLost
 	}
@@ -176,7 +176,7 @@ func (s *Store) complete(ctx context.Context, op server.Operation, r server.Resp
 // completion returns the arguments of the statement complete.
 func completion(op server.Operation, r server.Response, ttl time.Duration) []any {
 	return []any{
-		op.Account, op.Key, op.ID, ttl.Microseconds(),
+		op.Account, op.Key, op.ID, ttl,
 		int16(r.StatusCode), encodeHeaders(r.Fields), r.Body, responseFlags(r),
 	}
 }

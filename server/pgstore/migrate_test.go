@@ -102,7 +102,7 @@ func TestWhatANewerVersionWroteIsRefused(t *testing.T) {
 	for name, change := range map[string]string{
 		"an answer":      "UPDATE idem_operations SET response_flags = 2",
 		"a flag":         "UPDATE idem_operations SET response_flags = response_flags | 512",
-		"a status":       "ALTER TABLE idem_operations DROP CONSTRAINT idem_operations_status_check; UPDATE idem_operations SET status = 'parked'",
+		"a status":       "UPDATE idem_operations SET status = 'parked'",
 		"a fingerprint":  `UPDATE idem_operations SET fingerprint = '\x01'`,
 		"damaged fields": `UPDATE idem_operations SET response_headers = '\x01'`,
 	} {

@@ -26,7 +26,7 @@ func (c *claiming) enterByIndex(ctx context.Context, conn *pgxpool.Conn) (server
 	r, tx, err := c.place(ctx, conn, nil)
 	if err == nil && r != nil && r.token != c.token && judge(r, c.req) != report {
 		seen = r
-		abort(ctx, conn)
+		abort(ctx, conn.Conn())
 		r, tx, err = c.place(ctx, conn, seen)
 	}
 	switch {

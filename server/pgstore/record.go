@@ -14,7 +14,7 @@ import (
 	"github.com/idemhttp/idem/server"
 )
 
-// record is a row as selectRecord finds it.
+// record is a row of the table.
 type record struct {
 	operation   uuid.UUID
 	fingerprint server.Fingerprint
@@ -30,42 +30,59 @@ type record struct {
 // Such a record is never taken for none.
 var errUnreadable = errors.New("pgstore: a record has something that this version cannot read")
 
-// read scans the row that selectRecord finds, if there is one, into *r.
-func read(row pgx.Row, r **record) error {
-	var (
-		found              record
-		version            int16
-		sum, headers, body []byte
-		status             string
-		attempt, flags     int32
-		leaseLeft          int64
-		responseStatus     *int16
-	)
-	err := row.Scan(&found.operation, &sum, &version, &status, &attempt, &found.token, &leaseLeft, &found.expired,
-		&responseStatus, &headers, &body, &flags)
-	if errors.Is(err, pgx.ErrNoRows) {
+// read scans a row that begins with values for first and ends with columns,
+// and sets *r to the record in it. There is none if there is no row, or if the
+// columns are NULL.
+func read(row pgx.Row, r **record, first ...any) error {
+	var c found
+	err := row.Scan(append(first, &c.now, &c.operation, &c.sum, &c.version, &c.status, &c.attempt, &c.token,
+		&c.leaseUntil, &c.expiresAt, &c.code, &c.headers, &c.body, &c.flags)...)
+	if errors.Is(err, pgx.ErrNoRows) || err == nil && c.operation == nil {
 		*r = nil
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	if len(sum) != len(found.fingerprint.Sum) || version < 0 || version > math.MaxUint8 {
-		return fmt.Errorf("%w: a fingerprint of version %d with %d bytes", errUnreadable, version, len(sum))
+	*r, err = c.record()
+	return err
+}
+
+// found is columns. Those of records are never NULL unless commented so.
+type found struct {
+	now           time.Time
+	operation     *uuid.UUID
+	sum           []byte
+	version       *int16
+	status        *string
+	attempt       *int32
+	token         *uuid.UUID
+	leaseUntil    *time.Time // NULL unless processing
+	expiresAt     *time.Time
+	code          *int16 // NULL if there is no answer, and so are
+	headers, body []byte
+	flags         *int32
+}
+
+func (c *found) record() (*record, error) {
+	status, err := parseStatus(*c.status)
+	if err != nil {
+		return nil, err
 	}
-	found.fingerprint.Version = uint8(version)
-	copy(found.fingerprint.Sum[:], sum)
-	if found.status, err = parseStatus(status); err != nil {
-		return err
+	r := &record{
+		operation: *c.operation, status: status, attempt: int(*c.attempt), token: *c.token, expired: !c.expiresAt.After(c.now),
 	}
-	if responseStatus != nil {
-		if found.response, err = decodeResponse(int(*responseStatus), headers, body, flags); err != nil {
-			return err
-		}
+	if len(c.sum) != len(r.fingerprint.Sum) || *c.version < 0 || *c.version > math.MaxUint8 {
+		return nil, fmt.Errorf("%w: a fingerprint of version %d with %d bytes", errUnreadable, *c.version, len(c.sum))
 	}
-	found.attempt, found.leaseLeft = int(attempt), time.Duration(leaseLeft)*time.Microsecond
-	*r = &found
-	return nil
+	r.fingerprint = server.Fingerprint{Version: uint8(*c.version), Sum: [32]byte(c.sum)}
+	if c.leaseUntil != nil {
+		r.leaseLeft = c.leaseUntil.Sub(c.now)
+	}
+	if c.code != nil {
+		r.response, err = decodeResponse(int(*c.code), c.headers, c.body, *c.flags)
+	}
+	return r, err
 }
 
 func parseStatus(name string) (server.Status, error) {

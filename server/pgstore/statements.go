@@ -9,18 +9,20 @@ import (
 // DefaultTable is the table of a Store that names none.
 const DefaultTable = "idem_operations"
 
-// The statements. {table} stands for the table's name. Durations are numbers
-// of microseconds, and are added to the database's clock. So that the same
+// The statements. {table} stands for the table's name. Durations are added to
+// the database's clock. So that the same
 // statements run on distributed engines, those on records all name account_id,
 // none has a function in ON CONFLICT, and none needs ctid or the state of a
 // session.
 const (
-	// selectRecord finds a record, live or dead.
+	// columns are what is read of a record, live or dead. The first tells the
+	// time by which it is judged.
+	columns = `clock_timestamp(), operation_id, fingerprint, fingerprint_version, status, attempt, claim_token,
+       lease_until, expires_at, response_status, response_headers, response_body, response_flags`
+
+	// selectRecord finds a record.
 	selectRecord = `
-SELECT operation_id, fingerprint, fingerprint_version, status, attempt, claim_token,
-       coalesce(floor(extract(epoch FROM lease_until - clock_timestamp()) * 1000000)::bigint, 0),
-       expires_at <= clock_timestamp(),
-       response_status, response_headers, response_body, response_flags
+SELECT ` + columns + `
 FROM {table}
 WHERE account_id = $1 AND idempotency_key = $2`
 
@@ -29,8 +31,8 @@ WHERE account_id = $1 AND idempotency_key = $2`
 INSERT INTO {table} (account_id, idempotency_key, operation_id, fingerprint, fingerprint_version,
                      status, attempt, claim_token, lease_until, response_flags, created_at, expires_at)
 VALUES ($1, $2, $3::uuid, $4::bytea, $5::smallint,
-        'processing', 1, $6::uuid, clock_timestamp() + $7::bigint * interval '1 microsecond', 0,
-        clock_timestamp(), clock_timestamp() + $8::bigint * interval '1 microsecond')
+        'processing', 1, $6::uuid, clock_timestamp() + $7::interval, 0,
+        clock_timestamp(), clock_timestamp() + $8::interval)
 ON CONFLICT DO NOTHING`
 
 	// dead is true of records that may be claimed again. Whoever read one
@@ -43,19 +45,19 @@ ON CONFLICT DO NOTHING`
 UPDATE {table}
 SET operation_id = $3::uuid, fingerprint = $4::bytea, fingerprint_version = $5::smallint,
     status = 'processing', attempt = $9::integer, claim_token = $6::uuid,
-    lease_until = clock_timestamp() + $7::bigint * interval '1 microsecond',
+    lease_until = clock_timestamp() + $7::interval,
     response_status = NULL, response_headers = NULL, response_body = NULL, response_flags = 0,
     created_at = CASE WHEN operation_id = $3::uuid THEN created_at ELSE clock_timestamp() END,
-    completed_at = NULL, expires_at = clock_timestamp() + $8::bigint * interval '1 microsecond'
+    completed_at = NULL, expires_at = clock_timestamp() + $8::interval
 WHERE account_id = $1 AND idempotency_key = $2 AND claim_token = $10::uuid AND ` + dead
 
 	// keptExpiry is the end of a record that lives for $4 from now. An
 	// expiry that is later by at most a hundredth is left as it is, so that
 	// the update does not have to touch the index.
 	keptExpiry = `
-    CASE WHEN expires_at BETWEEN clock_timestamp() + $4::bigint * interval '1 microsecond'
-                             AND clock_timestamp() + $4::bigint * 1.01::double precision * interval '1 microsecond'
-         THEN expires_at ELSE clock_timestamp() + $4::bigint * interval '1 microsecond' END`
+    CASE WHEN expires_at BETWEEN clock_timestamp() + $4::interval
+                             AND clock_timestamp() + $4::interval * 1.01::double precision
+         THEN expires_at ELSE clock_timestamp() + $4::interval END`
 
 	// complete ends the operation $3, whoever owns it now.
 	complete = `
@@ -76,8 +78,8 @@ WHERE account_id = $1 AND idempotency_key = $2 AND claim_token = $3::uuid AND st
 	// extend moves the end of the lease with the token $3.
 	extend = `
 UPDATE {table}
-SET lease_until = clock_timestamp() + $4::bigint * interval '1 microsecond',
-    expires_at = clock_timestamp() + $5::bigint * interval '1 microsecond'
+SET lease_until = clock_timestamp() + $4::interval,
+    expires_at = clock_timestamp() + $5::interval
 WHERE account_id = $1 AND idempotency_key = $2 AND claim_token = $3::uuid AND status = 'processing'`
 
 	// accept gives the record with the token $3 an interim answer, and the
@@ -85,13 +87,13 @@ WHERE account_id = $1 AND idempotency_key = $2 AND claim_token = $3::uuid AND st
 	accept = `
 UPDATE {table}
 SET response_status = $6::smallint, response_headers = $7::bytea, response_body = $8::bytea, response_flags = $9::integer,
-    lease_until = greatest(lease_until, clock_timestamp() + $4::bigint * interval '1 microsecond'),
-    expires_at = greatest(expires_at, clock_timestamp() + $5::bigint * interval '1 microsecond')
+    lease_until = greatest(lease_until, clock_timestamp() + $4::interval),
+    expires_at = greatest(expires_at, clock_timestamp() + $5::interval)
 WHERE account_id = $1 AND idempotency_key = $2 AND claim_token = $3::uuid AND status = 'processing'`
 
 	// insertEnded stores an operation whose attempt ends with the transaction
 	// that executed it, or right after it. One that was accepted has a lease
-	// of $13.
+	// of $13, which is NULL for others.
 	insertEnded = `
 INSERT INTO {table} (account_id, idempotency_key, operation_id, fingerprint, fingerprint_version,
                      status, attempt, claim_token,
@@ -100,9 +102,9 @@ INSERT INTO {table} (account_id, idempotency_key, operation_id, fingerprint, fin
 VALUES ($1, $2, $3::uuid, $4::bytea, $5::smallint,
         $6, $7::integer, $8::uuid,
         $9::smallint, $10::bytea, $11::bytea, $12::integer,
-        CASE WHEN $6 = 'processing' THEN clock_timestamp() + $13::bigint * interval '1 microsecond' END,
+        clock_timestamp() + $13::interval,
         now(), CASE WHEN $6 = 'completed' THEN clock_timestamp() END,
-        clock_timestamp() + $14::bigint * interval '1 microsecond')`
+        clock_timestamp() + $14::interval)`
 
 	// insertEndedOnce is insertEnded that leaves a record alone.
 	insertEndedOnce = insertEnded + `
@@ -158,18 +160,21 @@ FROM {table}`
 // Statements about advisory locks. The lock of a key is a bigint; the lock that
 // tells its fingerprint is a pair of integers held beside it.
 const (
-	// tryLock takes both if it can, and neither if there is a record that
-	// decides: whoever only looks at that one must not seem to be its owner.
+	// tryLock finds a record, and takes both locks if it can, but neither if
+	// the record decides: whoever only looks at that one must not seem to be
+	// its owner. It returns a row also if there is no record. One that is
+	// committed after this statement began, but before it got the lock, it does
+	// not see; the insert at the end of the attempt finds it.
 	tryLock = `
-SELECT CASE WHEN EXISTS (
-            SELECT 1 FROM {table}
-            WHERE account_id = $4 AND idempotency_key = $5 AND expires_at > clock_timestamp()
+SELECT CASE WHEN expires_at > clock_timestamp()
               AND (status = 'completed' OR (status = 'processing' AND lease_until > clock_timestamp())
-                   OR (fingerprint_version = $6::smallint AND fingerprint <> $7::bytea)))
+                   OR (fingerprint_version = $6::smallint AND fingerprint <> $7::bytea))
             THEN false
-            WHEN pg_try_advisory_xact_lock($1::bigint)
-            THEN pg_try_advisory_xact_lock_shared($2::integer, $3::integer) IS NOT NULL
-            ELSE false END`
+            WHEN pg_try_advisory_xact_lock($3::bigint)
+            THEN pg_try_advisory_xact_lock_shared($4::integer, $5::integer) IS NOT NULL
+            ELSE false END,
+       ` + columns + `
+FROM (VALUES (1)) AS claim LEFT JOIN {table} ON account_id = $1 AND idempotency_key = $2`
 
 	waitLock = `SELECT pg_advisory_xact_lock($1::bigint)`
 

@@ -106,7 +106,7 @@ func (s *Store) sql(statement string) string {
 }
 
 // transaction is how every transaction begins, whatever the database's default.
-var transaction = pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}
+var transaction = pgx.TxOptions{BeginQuery: "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"}
 
 // How a transaction of our own ends.
 const (
@@ -122,10 +122,10 @@ func (s *Store) flight(ctx context.Context, end string, queue func(b *pgx.Batch)
 		return err
 	}
 	defer conn.Release()
-	return flightOn(ctx, conn, end, queue)
+	return flightOn(ctx, conn.Conn(), end, queue)
 }
 
-func flightOn(ctx context.Context, conn *pgxpool.Conn, end string, queue func(b *pgx.Batch)) error {
+func flightOn(ctx context.Context, conn *pgx.Conn, end string, queue func(b *pgx.Batch)) error {
 	b := &pgx.Batch{}
 	b.BeginTx(transaction)
 	queue(b)
@@ -135,7 +135,7 @@ func flightOn(ctx context.Context, conn *pgxpool.Conn, end string, queue func(b 
 // send ends the transaction that conn is in, or that b begins, with the
 // statements of b and end. After an error it is rolled back; the connection is
 // lost if even that fails.
-func send(ctx context.Context, conn *pgxpool.Conn, b *pgx.Batch, end string) error {
+func send(ctx context.Context, conn *pgx.Conn, b *pgx.Batch, end string) error {
 	b.Queue(end).Exec(func(tag pgconn.CommandTag) error {
 		if tag.String() != end {
 			return fmt.Errorf("%w: %s was answered by %s", errNotCommitted, end, tag)
@@ -157,8 +157,8 @@ var errNotCommitted = errors.New("pgstore: the transaction had failed")
 const patience = time.Second
 
 // abort rolls back whatever transaction conn is in.
-func abort(ctx context.Context, conn *pgxpool.Conn) {
-	if conn.Conn().IsClosed() || conn.Conn().PgConn().TxStatus() == 'I' {
+func abort(ctx context.Context, conn *pgx.Conn) {
+	if conn.IsClosed() || conn.PgConn().TxStatus() == 'I' {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)

@@ -29,8 +29,7 @@ func (c *claiming) inTransaction(ctx context.Context) (claim server.Claim, err e
 			claim, err = c.enterByIndex(ctx, conn)
 		}
 		if err != nil {
-			abort(ctx, conn)
-			conn.Release()
+			leave(ctx, conn)
 		}
 		return err
 	})
@@ -44,9 +43,9 @@ func (c *claiming) enter(ctx context.Context, conn *pgxpool.Conn) (server.Claim,
 	var r *record
 	b := &pgx.Batch{}
 	b.BeginTx(transaction)
-	b.Queue(c.store.sql(tryLock), c.keys.id, c.keys.class, c.keys.fingerprint, c.req.ID.Account, c.req.ID.Key,
-		int16(c.req.Fingerprint.Version), c.req.Fingerprint.Sum[:]).QueryRow(scan(&locked))
-	c.queueSelect(b, &r)
+	b.Queue(c.store.sql(tryLock), c.req.ID.Account, c.req.ID.Key, c.keys.id, c.keys.class, c.keys.fingerprint,
+		int16(c.req.Fingerprint.Version), c.req.Fingerprint.Sum[:]).
+		QueryRow(func(row pgx.Row) error { return read(row, &r, &locked) })
 	results := conn.SendBatch(ctx, b)
 	if err := results.Close(); err != nil {
 		return server.Claim{}, err
@@ -65,7 +64,7 @@ func (c *claiming) enter(ctx context.Context, conn *pgxpool.Conn) (server.Claim,
 // leave rolls back and gives the connection back. A claim that only looked does
 // so after its caller was answered.
 func leave(ctx context.Context, conn *pgxpool.Conn) {
-	abort(ctx, conn)
+	abort(ctx, conn.Conn())
 	conn.Release()
 }
 
@@ -83,7 +82,7 @@ func (c *claiming) inFlight(ctx context.Context, conn *pgxpool.Conn) (server.Cla
 	b := &pgx.Batch{}
 	b.Queue(selectEvidence, c.keys.id, int64(uint32(c.keys.class)), int64(uint32(c.keys.fingerprint))).QueryRow(scan(&other))
 	c.queueSelect(b, &r)
-	if err := send(ctx, conn, b, rollback); err != nil {
+	if err := send(ctx, conn.Conn(), b, rollback); err != nil {
 		return server.Claim{}, err
 	}
 	conn.Release()
@@ -266,7 +265,7 @@ func (l *txLease) commit(ctx context.Context, conn *pgxpool.Conn, e ended) (serv
 		l.queueDelete(b)
 	}
 	l.queueEnded(b, insertEnded, e).Exec(count(&inserted))
-	err := send(ctx, conn, b, commit)
+	err := send(ctx, conn.Conn(), b, commit)
 	conn.Release()
 	switch outcomeOf(err, inserted > 0) {
 	case committed:
@@ -334,18 +333,20 @@ func (l *txLease) queueDelete(b *pgx.Batch) {
 // queueEnded queues the insertion of the record that the attempt leaves.
 func (l *txLease) queueEnded(b *pgx.Batch, statement string, e ended) *pgx.QueuedQuery {
 	var (
-		code          *int16
+		code, lease   any // NULL
 		headers, body []byte
 		flags         int32
 	)
 	if r := e.response; r != nil {
-		c := int16(r.StatusCode)
-		code, headers, body, flags = &c, encodeHeaders(r.Fields), r.Body, responseFlags(*r)
+		code, headers, body, flags = int16(r.StatusCode), encodeHeaders(r.Fields), r.Body, responseFlags(*r)
+	}
+	if e.status == server.Processing {
+		lease = e.lease
 	}
 	return b.Queue(l.store.sql(statement), l.req.ID.Account, l.req.ID.Key, l.operation.ID,
 		l.req.Fingerprint.Sum[:], int16(l.req.Fingerprint.Version),
 		e.status.String(), int32(l.operation.Attempt), l.token,
-		code, headers, body, flags, e.lease.Microseconds(), e.ttl.Microseconds())
+		code, headers, body, flags, lease, e.ttl)
 }
 
 // reported is e as the attempt's own record.
@@ -358,7 +359,7 @@ func (l *txLease) reported(e ended) server.Record {
 // storeAlone rolls the effects back and stores the answer, on another session
 // if conn is lost.
 func (l *txLease) storeAlone(ctx context.Context, conn *pgxpool.Conn, e ended) (stored server.Record, err error) {
-	abort(ctx, conn)
+	abort(ctx, conn.Conn())
 	err = retry(ctx, func() error {
 		if conn == nil {
 			if conn, err = l.store.pool.Acquire(ctx); err != nil {
@@ -376,7 +377,7 @@ func (l *txLease) storeAlone(ctx context.Context, conn *pgxpool.Conn, e ended) (
 // storeOn stores an answer, unless somebody else has completed the operation.
 func (l *txLease) storeOn(ctx context.Context, conn *pgxpool.Conn, e ended) (server.Record, error) {
 	var inserted int64
-	err := flightOn(ctx, conn, commit, func(b *pgx.Batch) {
+	err := flightOn(ctx, conn.Conn(), commit, func(b *pgx.Batch) {
 		l.queueDelete(b)
 		l.queueEnded(b, insertEndedOnce, e).Exec(count(&inserted))
 	})
@@ -387,7 +388,7 @@ func (l *txLease) storeOn(ctx context.Context, conn *pgxpool.Conn, e ended) (ser
 		return l.reported(e), nil
 	}
 	var found *record
-	if err := flightOn(ctx, conn, commit, func(b *pgx.Batch) { l.queueSelect(b, &found) }); err != nil {
+	if err := flightOn(ctx, conn.Conn(), commit, func(b *pgx.Batch) { l.queueSelect(b, &found) }); err != nil {
 		return server.Record{}, err
 	}
 	return l.verdictOf(found)
@@ -446,7 +447,7 @@ func (l *txLease) Release(ctx context.Context, _ error) error {
 	}
 	defer conn.Release()
 	rolledBack := stateOf(conn) != stateIdle
-	abort(ctx, conn)
+	abort(ctx, conn.Conn())
 	if rolledBack && restartable(code) {
 		return server.ErrRestart
 	}
@@ -468,13 +469,13 @@ func (l *txLease) rememberFailure(ctx context.Context, conn *pgxpool.Conn) {
 		b.Queue(tryOnlyLock, l.keys.id).QueryRow(scan(&locked))
 	}
 	if err := conn.SendBatch(ctx, b).Close(); err != nil || !locked {
-		abort(ctx, conn)
+		abort(ctx, conn.Conn())
 		return
 	}
 	b = &pgx.Batch{}
 	l.queueDelete(b)
 	l.queueEnded(b, insertEndedOnce, ended{status: server.Failed, ttl: l.req.TTL})
-	_ = send(ctx, conn, b, commit)
+	_ = send(ctx, conn.Conn(), b, commit)
 }
 
 // scan reads one value.

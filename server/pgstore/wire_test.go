@@ -70,7 +70,7 @@ func TestTransactionalModeCostsNoRoundTripMoreThanATransaction(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 3, w.Flights()-before, "BEGIN, the handler's own statement, COMMIT")
 	require.Equal(t, []string{
-		"begin isolation", "SELECT CASE", "SELECT operation_id,",
+		"BEGIN ISOLATION", "SELECT CASE",
 		"INSERT INTO",
 		"INSERT INTO", "COMMIT",
 	}, w.seen())
@@ -89,8 +89,8 @@ func TestLeaseModeCostsTwoRoundTrips(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 2, w.Flights()-before)
 	require.Equal(t, []string{
-		"begin isolation", "INSERT INTO", "SELECT operation_id,", "COMMIT",
-		"begin isolation", "UPDATE idem_operations", "COMMIT",
+		"BEGIN ISOLATION", "INSERT INTO", "SELECT clock_timestamp(),", "COMMIT",
+		"BEGIN ISOLATION", "UPDATE idem_operations", "COMMIT",
 	}, w.seen())
 }
 

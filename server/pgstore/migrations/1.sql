@@ -7,7 +7,7 @@ CREATE TABLE IF NOT EXISTS {table} (
     operation_id        uuid NOT NULL,         -- survives a takeover; new after expiry
     fingerprint         bytea NOT NULL,
     fingerprint_version smallint NOT NULL,
-    status              text NOT NULL CHECK (status IN ('processing', 'completed', 'failed')),
+    status              text NOT NULL,         -- processing, completed or failed
     attempt             integer NOT NULL,
     claim_token         uuid NOT NULL,         -- random, new with every claim
     lease_until         timestamptz,           -- NULL unless processing
