@@ -140,7 +140,9 @@ func (l *lease) Extend(ctx context.Context, d time.Duration) error {
 
 // Complete implements [server.Lease].
 func (l *lease) Complete(ctx context.Context, r server.Response, ttl time.Duration) (server.Record, error) {
-	return l.store.complete(ctx, l.operation, r, ttl)
+	rec, err := l.store.complete(ctx, l.operation, r, ttl)
+	l.store.recent.note(l.req.ID, rec, err)
+	return rec, err
 }
 
 // Release implements [server.Lease].

@@ -80,7 +80,7 @@ func TestRecordDeletedUnderAClaim(t *testing.T) {
 			db := newDB(t)
 			w := newWire(t, db)
 			store := open(t, newStore, w.DB)
-			completed(t, owned(t, store, request("key")), answer(201, "done"))
+			completed(t, owned(t, open(t, newStore, db), request("key")), answer(201, "done"))
 			w.Intercept(onceAt(looks[name], func(pgtest.Statement) pgtest.Verdict {
 				db.Exec(t, "DELETE FROM idem_operations")
 				return pgtest.Pass

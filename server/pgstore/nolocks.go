@@ -58,7 +58,7 @@ func (c *claiming) place(ctx context.Context, conn *pgxpool.Conn, r *record) (no
 	c.queueInsert(b, c.next(r).ID, 0)
 	b.Queue(waitAsBefore)
 	c.queueSelect(b, &now)
-	results := conn.SendBatch(ctx, b)
+	results := submit(ctx, conn.Conn(), b)
 	err = results.Close()
 	return now, results.Tx(), err
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/idemhttp/idem/server"
 )
@@ -37,7 +38,7 @@ func read(row pgx.Row, r **record, first ...any) error {
 	var c found
 	err := row.Scan(append(first, &c.now, &c.operation, &c.sum, &c.version, &c.status, &c.attempt, &c.token,
 		&c.leaseUntil, &c.expiresAt, &c.code, &c.headers, &c.body, &c.flags)...)
-	if errors.Is(err, pgx.ErrNoRows) || err == nil && c.operation == nil {
+	if errors.Is(err, pgx.ErrNoRows) || err == nil && !c.operation.Valid {
 		*r = nil
 		return nil
 	}
@@ -48,39 +49,39 @@ func read(row pgx.Row, r **record, first ...any) error {
 	return err
 }
 
-// found is columns. Those of records are never NULL unless commented so.
+// found is columns, in types that pgx scans without a search for a way to do it.
+// Those of records are never NULL unless commented so.
 type found struct {
-	now           time.Time
-	operation     *uuid.UUID
-	sum           []byte
-	version       *int16
-	status        *string
-	attempt       *int32
-	token         *uuid.UUID
-	leaseUntil    *time.Time // NULL unless processing
-	expiresAt     *time.Time
-	code          *int16 // NULL if there is no answer, and so are
-	headers, body []byte
-	flags         *int32
+	now, expiresAt   pgtype.Timestamptz
+	operation, token pgtype.UUID
+	sum              []byte
+	version          pgtype.Int2
+	status           pgtype.Text
+	attempt, flags   pgtype.Int4
+	leaseUntil       pgtype.Timestamptz // NULL unless processing
+	code             pgtype.Int2        // NULL if there is no answer, and so are
+	headers, body    []byte
 }
 
 func (c *found) record() (*record, error) {
-	status, err := parseStatus(*c.status)
+	status, err := parseStatus(c.status.String)
 	if err != nil {
 		return nil, err
 	}
 	r := &record{
-		operation: *c.operation, status: status, attempt: int(*c.attempt), token: *c.token, expired: !c.expiresAt.After(c.now),
+		operation: c.operation.Bytes, status: status, attempt: int(c.attempt.Int32), token: c.token.Bytes,
+		expired: !c.expiresAt.Time.After(c.now.Time),
 	}
-	if len(c.sum) != len(r.fingerprint.Sum) || *c.version < 0 || *c.version > math.MaxUint8 {
-		return nil, fmt.Errorf("%w: a fingerprint of version %d with %d bytes", errUnreadable, *c.version, len(c.sum))
+	version := c.version.Int16
+	if len(c.sum) != len(r.fingerprint.Sum) || version < 0 || version > math.MaxUint8 {
+		return nil, fmt.Errorf("%w: a fingerprint of version %d with %d bytes", errUnreadable, version, len(c.sum))
 	}
-	r.fingerprint = server.Fingerprint{Version: uint8(*c.version), Sum: [32]byte(c.sum)}
-	if c.leaseUntil != nil {
-		r.leaseLeft = c.leaseUntil.Sub(c.now)
+	r.fingerprint = server.Fingerprint{Version: uint8(version), Sum: [32]byte(c.sum)}
+	if c.leaseUntil.Valid {
+		r.leaseLeft = c.leaseUntil.Time.Sub(c.now.Time)
 	}
-	if c.code != nil {
-		r.response, err = decodeResponse(int(*c.code), c.headers, c.body, *c.flags)
+	if c.code.Valid {
+		r.response, err = decodeResponse(int(c.code.Int16), c.headers, c.body, c.flags.Int32)
 	}
 	return r, err
 }

@@ -43,6 +43,7 @@ type Store struct {
 	texts         sync.Map // statement on this table by statement
 	checking      checking
 	poller        poller
+	recent        *recent
 }
 
 var (
@@ -55,7 +56,9 @@ var (
 // New returns a store for effects outside the database: a claim is a committed
 // record under a lease, which other processes see at once. An operation costs
 // two short transactions, and none is open while the handler runs.
-func New(pool *pgxpool.Pool) *Store { return &Store{pool: pool, checking: checking{turn: newTurn()}} }
+func New(pool *pgxpool.Pool) *Store {
+	return &Store{pool: pool, checking: checking{turn: newTurn()}, recent: newRecent()}
+}
 
 // Transactional returns a store for effects in the same database: the handler
 // works in the transaction that [Tx] gives it, and its effects commit together
@@ -77,6 +80,17 @@ func (s *Store) Claim(ctx context.Context, req server.ClaimRequest) (server.Clai
 	if err != nil {
 		return server.Claim{}, err
 	}
+	if s.recent.has(req.ID) {
+		if rec, completed := s.replay(ctx, req); completed {
+			return server.Claim{Record: rec}, nil
+		}
+	}
+	claim, err := s.claim(ctx, facts, req)
+	s.recent.note(req.ID, claim.Record, err)
+	return claim, err
+}
+
+func (s *Store) claim(ctx context.Context, facts facts, req server.ClaimRequest) (server.Claim, error) {
 	c := claiming{store: s, facts: facts, req: req, token: uuid.New(), keys: keysOf(s.table(), req)}
 	if s.transactional {
 		return c.inTransaction(ctx)
@@ -142,7 +156,7 @@ func send(ctx context.Context, conn *pgx.Conn, b *pgx.Batch, end string) error {
 		}
 		return nil
 	})
-	err := conn.SendBatch(ctx, b).Close()
+	err := submit(ctx, conn, b).Close()
 	if err != nil {
 		abort(ctx, conn)
 	}
@@ -249,7 +263,7 @@ func keyOf(parts ...string) int64 {
 
 // hash returns the SHA-256 of the parts, each after its length.
 func hash(parts ...string) [sha256.Size]byte {
-	b := []byte("idem")
+	b := append(make([]byte, 0, 256), "idem"...)
 	for _, part := range parts {
 		b = binary.AppendUvarint(b, uint64(len(part)))
 		b = append(b, part...)

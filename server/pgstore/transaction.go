@@ -46,7 +46,7 @@ func (c *claiming) enter(ctx context.Context, conn *pgxpool.Conn) (server.Claim,
 	b.Queue(c.store.sql(tryLock), c.req.ID.Account, c.req.ID.Key, c.keys.id, c.keys.class, c.keys.fingerprint,
 		int16(c.req.Fingerprint.Version), c.req.Fingerprint.Sum[:]).
 		QueryRow(func(row pgx.Row) error { return read(row, &r, &locked) })
-	results := conn.SendBatch(ctx, b)
+	results := submit(ctx, conn.Conn(), b)
 	if err := results.Close(); err != nil {
 		return server.Claim{}, err
 	}
@@ -160,7 +160,9 @@ func (l *txLease) Extend(context.Context, time.Duration) error { return nil }
 
 // Complete implements [server.Lease].
 func (l *txLease) Complete(ctx context.Context, r server.Response, ttl time.Duration) (server.Record, error) {
-	return l.end(ctx, ended{status: server.Completed, response: &r, ttl: ttl})
+	rec, err := l.end(ctx, ended{status: server.Completed, response: &r, ttl: ttl})
+	l.store.recent.note(l.req.ID, rec, err)
+	return rec, err
 }
 
 // ended is what an attempt leaves behind.

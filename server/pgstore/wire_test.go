@@ -135,9 +135,12 @@ func TestReplayTakesOneRoundTripAndNoTransactionID(t *testing.T) {
 			db := newDB(t)
 			w := newWire(t, db)
 			store := open(t, newStore, w.With("pool_max_conns", "2"))
-			completed(t, owned(t, store, request("key")), answer(201, "done"))
+			other := open(t, newStore, db)
+			for _, key := range []string{"warm-up", "key"} {
+				completed(t, owned(t, other, request(key)), answer(201, "done"))
+			}
 			w.reset()
-			found(t, store, request("key")) // warms up
+			found(t, store, request("warm-up"))
 			require.Eventually(t, func() bool {
 				return slices.ContainsFunc(w.seen(), func(s string) bool { return s == "COMMIT" || s == "ROLLBACK" })
 			}, 10*time.Second, time.Millisecond)
@@ -172,9 +175,10 @@ func TestReplayTakesOneRoundTripAndNoTransactionID(t *testing.T) {
 
 func TestReplayInTransactionalModeIsAnsweredBeforeItsTransactionEnds(t *testing.T) {
 	t.Parallel()
-	w := newWire(t, newDB(t))
+	db := newDB(t)
+	w := newWire(t, db)
 	store := open(t, pgstore.Transactional, w.DB)
-	completed(t, owned(t, store, request("key")), answer(201, "done"))
+	completed(t, owned(t, open(t, pgstore.New, db), request("key")), answer(201, "done"))
 
 	goOn := make(chan struct{})
 	w.Intercept(func(s pgtest.Statement) pgtest.Verdict {
