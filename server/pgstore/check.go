@@ -240,6 +240,7 @@ func Open(ctx context.Context, dsn string) (*pgxpool.Pool, error) {
 	if config.ConnConfig.DefaultQueryExecMode == pgx.QueryExecModeCacheStatement && !strings.Contains(dsn, "default_query_exec_mode") {
 		config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
 	}
+	config.ConnConfig.OnNotice = noteCancelledWait
 	if config.ConnConfig.ValidateConnect == nil && severalHosts(config.ConnConfig) {
 		config.ConnConfig.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsReadWrite
 	}

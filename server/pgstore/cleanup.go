@@ -23,7 +23,10 @@ func (s *Store) Cleanup(ctx context.Context, limit int) (int, error) {
 	err := s.flight(ctx, commit, func(b *pgx.Batch) {
 		b.Queue(s.sql(deleteExpired), int64(limit)).Exec(count(&deleted))
 	})
-	return int(deleted), err
+	if err != nil {
+		return 0, err
+	}
+	return int(deleted), nil
 }
 
 // Run deletes expired records until ctx is done, and returns why it is. Every
@@ -146,7 +149,7 @@ func (g *clockGuard) rests(here time.Time) bool { return here.Before(g.until) }
 func (s *Store) Stats(ctx context.Context) (stats server.Stats, err error) {
 	var oldest, lag int64
 	var now time.Time
-	err = s.flight(ctx, commit, func(b *pgx.Batch) {
+	err = s.flight(ctx, rollback, func(b *pgx.Batch) {
 		b.Queue(s.sql(selectStats)).QueryRow(func(row pgx.Row) error {
 			return row.Scan(&stats.Processing, &stats.Completed, &stats.Failed, &oldest, &stats.Bytes)
 		})

@@ -27,12 +27,14 @@ var modes = map[string]func(*pgxpool.Pool) *pgstore.Store{
 // quiet is the logger of tests that expect nothing to be logged.
 var quiet = slog.New(slog.DiscardHandler)
 
+const effectsTable = "CREATE TABLE effects (key text NOT NULL, operation_id uuid NOT NULL, attempt integer NOT NULL)"
+
 // newDB returns a database with the default table and one for effects.
 func newDB(t *testing.T) *pgtest.DB {
 	t.Helper()
 	steps, err := pgstore.Migrations("")
 	require.NoError(t, err)
-	return pgtest.New(t, append(steps, "CREATE TABLE effects (key text NOT NULL, operation_id uuid NOT NULL, attempt integer NOT NULL)")...)
+	return pgtest.New(t, append(steps, effectsTable)...)
 }
 
 // open returns a store with a pool of its own on db that has been checked.

@@ -78,7 +78,7 @@ func (s *Store) entries(ctx context.Context, statement string, args ...any) (ent
 		return nil, err
 	}
 	err = retry(ctx, func() error {
-		return s.flight(ctx, commit, func(b *pgx.Batch) {
+		return s.flight(ctx, rollback, func(b *pgx.Batch) {
 			b.Queue(s.sql(statement), args...).Query(func(rows pgx.Rows) error {
 				entries, err = pgx.CollectRows(rows, readEntry)
 				return err

@@ -24,11 +24,13 @@ type claiming struct {
 // underLease claims in lease mode: the claim is durable before it returns.
 //
 // A claim whose commit was not acknowledged is found by its token on the next
-// try.
+// try, and extended, because that commit is acknowledged only if the claim lasts.
 func (c *claiming) underLease(ctx context.Context) (claim server.Claim, err error) {
 	operation := uuid.New()
+	tries := 0
 	err = retry(ctx, func() error {
 		var r *record
+		tries++
 		err := c.store.flight(ctx, commit, func(b *pgx.Batch) {
 			c.sent = true
 			c.queueInsert(b, operation, c.req.Lease)
@@ -42,6 +44,9 @@ func (c *claiming) underLease(ctx context.Context) (claim server.Claim, err erro
 		}
 		if r.token == c.token {
 			claim = c.owned(r.operation, r.attempt)
+			if tries > 1 {
+				return c.store.extend(ctx, c.req.ID, c.token, c.req.Lease, c.req.TTL)
+			}
 			return nil
 		}
 		switch judge(r, c.req) {
@@ -185,7 +190,7 @@ func completion(op server.Operation, r server.Response, ttl time.Duration) []any
 
 // stored returns the record by which somebody else completed the operation.
 func (s *Store) stored(ctx context.Context, op server.Operation) (server.Record, error) {
-	r, err := s.look(ctx, idOf(op))
+	r, err := s.confirmed(ctx, idOf(op))
 	if err != nil {
 		return server.Record{}, err
 	}
@@ -198,7 +203,7 @@ func (s *Store) stored(ctx context.Context, op server.Operation) (server.Record,
 // look returns the record of id, live or dead, or nil.
 func (s *Store) look(ctx context.Context, id server.ID) (r *record, err error) {
 	err = retry(ctx, func() error {
-		return s.flight(ctx, commit, func(b *pgx.Batch) { s.queueSelect(b, id, &r) })
+		return s.flight(ctx, rollback, func(b *pgx.Batch) { s.queueSelect(b, id, &r) })
 	})
 	return r, err
 }
@@ -212,5 +217,8 @@ func (s *Store) update(ctx context.Context, id server.ID, statement string, args
 			b.Queue(s.sql(statement), args...).Exec(count(&rows))
 		})
 	})
-	return rows, err
+	if err != nil {
+		return 0, err
+	}
+	return rows, nil
 }

@@ -175,12 +175,7 @@ func TestWithoutRealLocksUnknownCommitsAreLookedUp(t *testing.T) {
 			store := open(t, pgstore.Transactional, withoutLocks(t, w.DB))
 			claim, ctx := begun(t, store, request("key"))
 			done(t, ctx, "key")
-			w.Intercept(func(s pgtest.Statement) pgtest.Verdict {
-				if s.SQL == "COMMIT" {
-					return c.verdict
-				}
-				return pgtest.Pass
-			})
+			w.Intercept(onceAt("COMMIT", always(c.verdict)))
 			rec, err := claim.Lease.Complete(t.Context(), answer(201, "done"), time.Hour)
 			require.ErrorIs(t, err, c.err)
 			require.Equal(t, err == nil, rec.Status == server.Completed)

@@ -9,11 +9,10 @@ import (
 // DefaultTable is the table of a Store that names none.
 const DefaultTable = "idem_operations"
 
-// The statements. {table} stands for the table's name. Durations are added to
-// the database's clock. So that the same
-// statements run on distributed engines, those on records all name account_id,
-// none has a function in ON CONFLICT, and none needs ctid or the state of a
-// session.
+// The statements. {table} stands for the name of the table. Durations are added
+// to the database's clock. So that the same statements run on distributed
+// engines, those on records all name account_id, none has a function in ON
+// CONFLICT, and none needs ctid or the state of a session.
 const (
 	// columns are what is read of a record, live or dead. The first tells the
 	// time by which it is judged.
@@ -25,6 +24,9 @@ const (
 SELECT ` + columns + `
 FROM {table}
 WHERE account_id = $1 AND idempotency_key = $2`
+
+	selectRecordLocked = selectRecord + `
+FOR UPDATE`
 
 	// insertClaim claims a key that has no record, for $7 with expiry in $8.
 	insertClaim = `

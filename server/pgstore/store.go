@@ -135,15 +135,19 @@ func (s *Store) flight(ctx context.Context, end string, queue func(b *pgx.Batch)
 	if err != nil {
 		return err
 	}
-	defer conn.Release()
-	return flightOn(ctx, conn.Conn(), end, queue)
+	return flightOn(ctx, conn, end, queue)
 }
 
-func flightOn(ctx context.Context, conn *pgx.Conn, end string, queue func(b *pgx.Batch)) error {
+// flightOn is flight on conn, which it releases. A COMMIT is seen through.
+func flightOn(ctx context.Context, conn *pgxpool.Conn, end string, queue func(b *pgx.Batch)) error {
 	b := &pgx.Batch{}
 	b.BeginTx(transaction)
 	queue(b)
-	return send(ctx, conn, b, end)
+	if end == commit {
+		return seeThrough(ctx, conn, func(ctx context.Context, conn *pgx.Conn) error { return send(ctx, conn, b, commit) })
+	}
+	defer conn.Release()
+	return send(ctx, conn.Conn(), b, end)
 }
 
 // send ends the transaction that conn is in, or that b begins, with the
@@ -154,7 +158,7 @@ func send(ctx context.Context, conn *pgx.Conn, b *pgx.Batch, end string) error {
 		if tag.String() != end {
 			return fmt.Errorf("%w: %s was answered by %s", errNotCommitted, end, tag)
 		}
-		return nil
+		return checkReplicated(conn.PgConn())
 	})
 	err := submit(ctx, conn, b).Close()
 	if err != nil {

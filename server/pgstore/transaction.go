@@ -267,8 +267,10 @@ func (l *txLease) commit(ctx context.Context, conn *pgxpool.Conn, e ended) (serv
 		l.queueDelete(b)
 	}
 	l.queueEnded(b, insertEnded, e).Exec(count(&inserted))
-	err := send(ctx, conn.Conn(), b, commit)
-	conn.Release()
+	err := seeThrough(ctx, conn, func(ctx context.Context, conn *pgx.Conn) error { return send(ctx, conn, b, commit) })
+	if errors.Is(err, errUnanswered) {
+		return l.lookUp(ctx)
+	}
 	switch outcomeOf(err, inserted > 0) {
 	case committed:
 		return l.reported(e), nil
@@ -369,17 +371,17 @@ func (l *txLease) storeAlone(ctx context.Context, conn *pgxpool.Conn, e ended) (
 			}
 		}
 		stored, err = l.storeOn(ctx, conn, e)
-		conn.Release()
 		conn = nil
 		return err
 	})
 	return stored, err
 }
 
-// storeOn stores an answer, unless somebody else has completed the operation.
+// storeOn stores an answer, unless somebody else has completed the operation. It
+// releases conn.
 func (l *txLease) storeOn(ctx context.Context, conn *pgxpool.Conn, e ended) (server.Record, error) {
 	var inserted int64
-	err := flightOn(ctx, conn.Conn(), commit, func(b *pgx.Batch) {
+	err := flightOn(ctx, conn, commit, func(b *pgx.Batch) {
 		l.queueDelete(b)
 		l.queueEnded(b, insertEndedOnce, e).Exec(count(&inserted))
 	})
@@ -389,8 +391,8 @@ func (l *txLease) storeOn(ctx context.Context, conn *pgxpool.Conn, e ended) (ser
 	if inserted > 0 {
 		return l.reported(e), nil
 	}
-	var found *record
-	if err := flightOn(ctx, conn.Conn(), commit, func(b *pgx.Batch) { l.queueSelect(b, &found) }); err != nil {
+	found, err := l.store.confirmed(ctx, l.req.ID)
+	if err != nil {
 		return server.Record{}, err
 	}
 	return l.verdictOf(found)
@@ -428,6 +430,9 @@ func (l *txLease) lookUp(ctx context.Context) (server.Record, error) {
 			l.queueSelect(b, &r)
 		})
 	})
+	if err == nil && r != nil {
+		r, err = l.store.confirmed(ctx, l.req.ID)
+	}
 	if err != nil {
 		return server.Record{}, fmt.Errorf("pgstore: whether the operation was committed is unknown: %w", err)
 	}

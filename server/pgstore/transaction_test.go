@@ -413,12 +413,10 @@ func TestUnknownCommitIsLookedUp(t *testing.T) {
 			store := open(t, pgstore.Transactional, w.DB)
 			claim, ctx := begun(t, store, request("key"))
 			done(t, ctx, "key")
+			cut := onceAt("COMMIT", always(c.verdict))
 			w.Intercept(func(s pgtest.Statement) pgtest.Verdict {
 				w.note(s)
-				if s.SQL == "COMMIT" {
-					return c.verdict
-				}
-				return pgtest.Pass
+				return cut(s)
 			})
 			w.reset()
 			rec, err := claim.Lease.Complete(t.Context(), answer(201, "done"), time.Hour)

@@ -123,7 +123,7 @@ func (s *Store) inFlight(ctx context.Context, ids []server.ID) (map[server.ID]bo
 		byLock[locks[i]] = id
 	}
 	running := make(map[server.ID]bool)
-	err := s.flight(ctx, commit, func(b *pgx.Batch) {
+	err := s.flight(ctx, rollback, func(b *pgx.Batch) {
 		b.Queue(s.sql(selectInFlight), accounts, idempotencyKeys).Query(func(rows pgx.Rows) error {
 			var id server.ID
 			_, err := pgx.ForEachRow(rows, []any{&id.Account, &id.Key}, func() error {
