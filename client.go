@@ -80,10 +80,11 @@ type Attempt struct {
 	Replayed bool        // the answer says that it is a replay
 	Err      error       // nil if there was an answer, whatever its status
 	// Sends counts how often the request went out on the wire. More than one
-	// means that net/http sent it again by itself, with the same key: once,
-	// because a kept-alive connection was found dead (a transport with
-	// DisableKeepAlives never does), or over HTTP/2 up to seven times, because
-	// the server had not processed it.
+	// means that net/http sent it again by itself, with the same key, because a
+	// kept-alive connection was found dead, or over HTTP/2 because the server
+	// had not processed it. With a body it goes out twice at most, over HTTP/2
+	// eight times; without one, once for every dead connection. A transport
+	// with DisableKeepAlives finds none.
 	Sends int
 	Wait  time.Duration // the pause after this attempt
 }
