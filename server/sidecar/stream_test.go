@@ -2,8 +2,11 @@ package sidecar_test
 
 import (
 	"bufio"
+	"context"
 	"io"
+	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/http/httptrace"
 	"net/textproto"
 	"strconv"
@@ -68,6 +71,53 @@ func TestAStreamWithAKeyPassesAndIsReplayedWhole(t *testing.T) {
 			requireAnswer(t, replay, http.StatusCreated, "ab")
 			require.Equal(t, "true", replay.header.Get("Idempotent-Replayed"))
 			require.Equal(t, contentType, replay.header.Get("Content-Type"))
+		})
+	}
+}
+
+func TestStreamsPassOverHTTP2(t *testing.T) {
+	t.Parallel()
+	for _, key := range []string{"", "k-1"} {
+		t.Run("key "+key, func(t *testing.T) {
+			t.Parallel()
+			wasRead := make(chan struct{})
+			service := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				_, _ = io.WriteString(w, "a")
+				_ = http.NewResponseController(w).Flush()
+				<-wasRead
+				_, _ = io.WriteString(w, "b")
+			}))
+			t.Cleanup(service.Close)
+			c := &chain{t: t}
+			front := httptest.NewUnstartedServer(c.proxy(&http.Transport{
+				DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+					return new(net.Dialer).DialContext(ctx, "tcp", service.Listener.Addr().String())
+				},
+				DisableKeepAlives: true,
+			}, nil))
+			front.EnableHTTP2 = true
+			front.StartTLS()
+			t.Cleanup(front.Close)
+			send := func() *http.Response {
+				r := c.payment("{}", "Idempotency-Key: "+key)
+				r.URL.Scheme, r.URL.Host = "https", front.Listener.Addr().String()
+				resp, err := front.Client().Do(r)
+				require.NoError(t, err)
+				t.Cleanup(func() { resp.Body.Close() })
+				require.Equal(t, 2, resp.ProtoMajor)
+				return resp
+			}
+			resp := send()
+			require.Equal(t, "a", read(t, resp.Body, 1), "while the service is still at it")
+			close(wasRead)
+			require.Equal(t, "b", read(t, resp.Body, 1))
+			_, err := resp.Body.Read(make([]byte, 1))
+			require.ErrorIs(t, err, io.EOF)
+			if key != "" {
+				replay := send()
+				require.Equal(t, "true", replay.Header.Get("Idempotent-Replayed"))
+				require.Equal(t, "ab", read(t, replay.Body, 2))
+			}
 		})
 	}
 }
