@@ -85,20 +85,20 @@ func (s *Store) check(ctx context.Context, anew bool) (facts, error) {
 }
 
 func (s *Store) examine(ctx context.Context) (facts, error) {
-	conn, err := s.pool.Acquire(ctx)
+	conn, err := s.pool.acquire(ctx)
 	if err != nil {
 		return facts{}, err
 	}
 	defer conn.Release()
-	unsafe, err := checkServer(ctx, conn)
+	unsafe, err := checkServer(ctx, conn.Conn())
 	if err != nil {
 		return facts{}, err
 	}
-	schema, err := s.checkSchema(ctx, conn)
+	schema, err := s.checkSchema(ctx, conn.Conn())
 	if err != nil {
 		return facts{}, err
 	}
-	locks, err := s.compareSessions(ctx, conn)
+	locks, err := s.compareSessions(ctx, conn.Conn())
 	if err != nil {
 		return facts{}, err
 	}
@@ -110,7 +110,7 @@ func (s *Store) examine(ctx context.Context) (facts, error) {
 }
 
 // checkSchema refuses a schema of any version but ours.
-func (s *Store) checkSchema(ctx context.Context, conn *pgxpool.Conn) (schema, error) {
+func (s *Store) checkSchema(ctx context.Context, conn *pgx.Conn) (schema, error) {
 	steps, err := Migrations(s.table())
 	if err != nil {
 		return schema{}, err
@@ -136,7 +136,7 @@ SELECT pg_is_in_recovery(),
 
 // checkServer refuses a server that cannot be written to. It returns the
 // settings by which it may forget what it has acknowledged.
-func checkServer(ctx context.Context, conn *pgxpool.Conn) (unsafe []string, err error) {
+func checkServer(ctx context.Context, conn *pgx.Conn) (unsafe []string, err error) {
 	var standby bool
 	names, values := []string{"fsync", "full_page_writes", "synchronous_commit"}, make([]string, 3)
 	if err := conn.QueryRow(ctx, selectSettings).Scan(&standby, &values[0], &values[1], &values[2]); err != nil {
@@ -160,21 +160,21 @@ func checkServer(ctx context.Context, conn *pgxpool.Conn) (unsafe []string, err 
 // compareSessions finds out with a second connection whether advisory locks
 // exclude one another, and whether prepared statements stay with their
 // connection. It cannot tell from a pool of one, which it trusts.
-func (s *Store) compareSessions(ctx context.Context, conn *pgxpool.Conn) (locks bool, err error) {
-	if s.pool.Config().MaxConns < 2 {
+func (s *Store) compareSessions(ctx context.Context, conn *pgx.Conn) (locks bool, err error) {
+	if s.pool.size() == 1 {
 		return true, nil
 	}
-	other, err := s.pool.Acquire(ctx)
+	other, err := s.pool.acquire(ctx)
 	if err != nil {
 		return false, err
 	}
 	defer other.Release()
-	if preparesStatements(s.pool.Config().ConnConfig.DefaultQueryExecMode) {
-		if err := checkPrepared(ctx, conn, other); err != nil {
+	if preparesStatements(conn.Config().DefaultQueryExecMode) {
+		if err := checkPrepared(ctx, conn, other.Conn()); err != nil {
 			return false, err
 		}
 	}
-	return excludeOneAnother(ctx, conn.Conn(), other.Conn())
+	return excludeOneAnother(ctx, conn, other.Conn())
 }
 
 // preparesStatements reports whether pgx in this mode expects a statement that
@@ -186,13 +186,13 @@ func preparesStatements(mode pgx.QueryExecMode) bool {
 // checkPrepared prepares the same name on both connections. Behind a pooler
 // that hands one session to one transaction after another, and does not know
 // about prepared statements, the second finds it there already.
-func checkPrepared(ctx context.Context, conns ...*pgxpool.Conn) error {
+func checkPrepared(ctx context.Context, conns ...*pgx.Conn) error {
 	name := "idem_" + rand.Text()
 	for _, conn := range conns {
-		_, err := conn.Conn().PgConn().Prepare(ctx, name, "SELECT 1", nil)
+		_, err := conn.PgConn().Prepare(ctx, name, "SELECT 1", nil)
 		var pgErr *pgconn.PgError
 		if errors.As(err, &pgErr) && pgErr.Code == "42P05" {
-			_ = conn.Conn().PgConn().Deallocate(ctx, name)
+			_ = conn.PgConn().Deallocate(ctx, name)
 			return errors.New("pgstore: the pool prepares statements that are not there on its other connections; " + poolerAdvice)
 		}
 		if err != nil {
@@ -200,7 +200,7 @@ func checkPrepared(ctx context.Context, conns ...*pgxpool.Conn) error {
 		}
 	}
 	for _, conn := range conns {
-		if err := conn.Conn().PgConn().Deallocate(ctx, name); err != nil {
+		if err := conn.PgConn().Deallocate(ctx, name); err != nil {
 			return err
 		}
 	}

@@ -79,7 +79,7 @@ func (s *Store) cleanupAsLeader(ctx context.Context, clock *clockGuard) (batch s
 	if err != nil {
 		return server.CleanupEvent{Err: err}, false
 	}
-	conn, err := s.pool.Acquire(ctx)
+	conn, err := s.pool.acquire(ctx)
 	if err != nil {
 		return server.CleanupEvent{Err: err}, false
 	}

@@ -9,7 +9,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/idemhttp/idem/server"
 )
@@ -30,7 +29,7 @@ const holdLimit = 30 * time.Second
 // seeThrough calls f, which ends with a COMMIT on conn, and releases conn. If ctx
 // ends before f does, f goes on, and what it makes known must not be read: the
 // error is errUnanswered and the cause.
-func seeThrough(ctx context.Context, conn *pgxpool.Conn, f func(ctx context.Context, conn *pgx.Conn) error) error {
+func seeThrough(ctx context.Context, conn connection, f func(ctx context.Context, conn *pgx.Conn) error) error {
 	inner := conn.Conn()
 	var once sync.Once // the connection is given back, or taken out of the pool
 	var out bool

@@ -50,11 +50,16 @@ func (s *Store) Migrate(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if schema, err := s.schema(ctx, s.pool); err == nil && schema.version == len(steps) {
-		return nil
-	}
 	return retry(ctx, func() error {
-		err := pgx.BeginTxFunc(ctx, s.pool, transaction, func(tx pgx.Tx) error { return s.migrate(ctx, tx, steps) })
+		conn, err := s.pool.acquire(ctx)
+		if err != nil {
+			return err
+		}
+		defer conn.Release()
+		if schema, err := s.schema(ctx, conn.Conn()); err == nil && schema.version == len(steps) {
+			return nil
+		}
+		err = pgx.BeginTxFunc(ctx, conn.Conn(), transaction, func(tx pgx.Tx) error { return s.migrate(ctx, tx, steps) })
 		if isConcurrentDDL(err) {
 			return fmt.Errorf("%w: %w", errRetry, err)
 		}

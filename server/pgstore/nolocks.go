@@ -6,7 +6,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/idemhttp/idem/server"
 )
@@ -21,7 +20,7 @@ const (
 // transaction puts a record in place at its beginning, which nobody else sees
 // but the unique index, and replaces it at its end. Duplicates that run into it
 // give up waiting and report the attempt as in flight.
-func (c *claiming) enterByIndex(ctx context.Context, conn *pgxpool.Conn) (server.Claim, error) {
+func (c *claiming) enterByIndex(ctx context.Context, conn connection) (server.Claim, error) {
 	var seen *record
 	r, tx, err := c.place(ctx, conn, nil)
 	if err == nil && r != nil && r.token != c.token && judge(r, c.req) != report {
@@ -36,7 +35,7 @@ func (c *claiming) enterByIndex(ctx context.Context, conn *pgxpool.Conn) (server
 	case err != nil:
 		return server.Claim{}, err
 	case r != nil && r.token == c.token:
-		return c.placed(conn, tx, seen), nil
+		return c.placed(conn, tx, seen)
 	case r != nil && judge(r, c.req) == report:
 		go leave(context.WithoutCancel(ctx), conn)
 		return server.Claim{Record: r.reported(c.req.Fingerprint)}, nil
@@ -48,7 +47,7 @@ func (c *claiming) enterByIndex(ctx context.Context, conn *pgxpool.Conn) (server
 // place begins a transaction that replaces the dead record r, or none, by one
 // of its own, and returns what is in place then. The record's lease is over
 // from the start, so that it counts as dead in the transaction's last flight.
-func (c *claiming) place(ctx context.Context, conn *pgxpool.Conn, r *record) (now *record, tx pgx.Tx, err error) {
+func (c *claiming) place(ctx context.Context, conn connection, r *record) (now *record, tx pgx.Tx, err error) {
 	b := &pgx.Batch{}
 	b.BeginTx(transaction)
 	b.Queue(waitBriefly)
@@ -63,12 +62,12 @@ func (c *claiming) place(ctx context.Context, conn *pgxpool.Conn, r *record) (no
 	return now, results.Tx(), err
 }
 
-func (c *claiming) placed(conn *pgxpool.Conn, tx pgx.Tx, seen *record) server.Claim {
-	claim := c.entered(conn, tx, seen)
+func (c *claiming) placed(conn connection, tx pgx.Tx, seen *record) (server.Claim, error) {
+	claim, err := c.entered(conn, tx, seen)
 	if l, ok := claim.Lease.(*txLease); ok {
 		l.placed = true
 	}
-	return claim
+	return claim, err
 }
 
 func isLockTimeout(err error) bool {

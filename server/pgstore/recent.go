@@ -39,8 +39,13 @@ func (r *recent) note(id server.ID, rec server.Record, err error) {
 // one SELECT. Otherwise, and whenever it fails, it is for a claim to find out
 // what to do.
 func (s *Store) replay(ctx context.Context, req server.ClaimRequest) (rec server.Record, completed bool) {
+	conn, err := s.pool.acquire(ctx)
+	if err != nil {
+		return server.Record{}, false
+	}
+	defer conn.Release()
 	var r *record
-	err := read(s.pool.QueryRow(ctx, s.sql(selectRecord), req.ID.Account, req.ID.Key), &r)
+	err = read(conn.Conn().QueryRow(ctx, s.sql(selectRecord), req.ID.Account, req.ID.Key), &r)
 	if err != nil || r == nil || r.expired || r.status != server.Completed {
 		return server.Record{}, false
 	}

@@ -38,7 +38,7 @@ type Store struct {
 	// ObserveCleanup, if not nil, is told by Run what became of each batch.
 	ObserveCleanup func(context.Context, server.CleanupEvent)
 
-	pool          *pgxpool.Pool
+	pool          pool
 	transactional bool
 	texts         sync.Map // statement on this table by statement
 	checking      checking
@@ -56,7 +56,9 @@ var (
 // New returns a store for effects outside the database: a claim is a committed
 // record under a lease, which other processes see at once. An operation costs
 // two short transactions, and none is open while the handler runs.
-func New(pool *pgxpool.Pool) *Store {
+func New(pool *pgxpool.Pool) *Store { return newStore(pgxPool{pool}) }
+
+func newStore(pool pool) *Store {
 	return &Store{pool: pool, checking: checking{turn: newTurn()}, recent: newRecent()}
 }
 
@@ -131,7 +133,7 @@ const (
 // flight runs the statements that queue adds in a transaction of their own, in
 // one round trip.
 func (s *Store) flight(ctx context.Context, end string, queue func(b *pgx.Batch)) error {
-	conn, err := s.pool.Acquire(ctx)
+	conn, err := s.pool.acquire(ctx)
 	if err != nil {
 		return err
 	}
@@ -139,7 +141,7 @@ func (s *Store) flight(ctx context.Context, end string, queue func(b *pgx.Batch)
 }
 
 // flightOn is flight on conn, which it releases. A COMMIT is seen through.
-func flightOn(ctx context.Context, conn *pgxpool.Conn, end string, queue func(b *pgx.Batch)) error {
+func flightOn(ctx context.Context, conn connection, end string, queue func(b *pgx.Batch)) error {
 	b := &pgx.Batch{}
 	b.BeginTx(transaction)
 	queue(b)
@@ -215,7 +217,8 @@ func transient(err error) bool {
 	case errors.As(err, &connect):
 		return false
 	default:
-		return !errors.Is(err, errUnreadable) && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded)
+		return !errors.Is(err, errUnreadable) && !errors.Is(err, ErrDriver) &&
+			!errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded)
 	}
 }
 

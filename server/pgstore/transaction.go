@@ -9,7 +9,6 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/idemhttp/idem/server"
 )
@@ -19,7 +18,7 @@ import (
 // work. Nothing of it is durable.
 func (c *claiming) inTransaction(ctx context.Context) (claim server.Claim, err error) {
 	err = retry(ctx, func() error {
-		conn, err := c.store.pool.Acquire(ctx)
+		conn, err := c.store.pool.acquire(ctx)
 		if err != nil {
 			return err
 		}
@@ -38,7 +37,7 @@ func (c *claiming) inTransaction(ctx context.Context) (claim server.Claim, err e
 
 // enter begins the handler's transaction in one round trip that also finds out
 // whose the operation is. It takes over conn unless it fails.
-func (c *claiming) enter(ctx context.Context, conn *pgxpool.Conn) (server.Claim, error) {
+func (c *claiming) enter(ctx context.Context, conn connection) (server.Claim, error) {
 	var locked bool
 	var r *record
 	b := &pgx.Batch{}
@@ -57,13 +56,13 @@ func (c *claiming) enter(ctx context.Context, conn *pgxpool.Conn) (server.Claim,
 	case !locked:
 		return c.inFlight(ctx, conn)
 	default:
-		return c.entered(conn, results.Tx(), r), nil
+		return c.entered(conn, results.Tx(), r)
 	}
 }
 
 // leave rolls back and gives the connection back. A claim that only looked does
 // so after its caller was answered.
-func leave(ctx context.Context, conn *pgxpool.Conn) {
+func leave(ctx context.Context, conn connection) {
 	abort(ctx, conn.Conn())
 	conn.Release()
 }
@@ -76,7 +75,7 @@ func leave(ctx context.Context, conn *pgxpool.Conn) {
 // the session got its lock decides; and who holds the lock of a record that
 // asks for the same as this request has either asked for the same or only
 // looks at the record.
-func (c *claiming) inFlight(ctx context.Context, conn *pgxpool.Conn) (server.Claim, error) {
+func (c *claiming) inFlight(ctx context.Context, conn connection) (server.Claim, error) {
 	var other bool
 	var r *record
 	b := &pgx.Batch{}
@@ -100,13 +99,17 @@ func (c *claiming) running(r *record, reused bool) server.Record {
 	}
 }
 
-func (c *claiming) entered(conn *pgxpool.Conn, tx pgx.Tx, seen *record) server.Claim {
+func (c *claiming) entered(conn connection, tx pgx.Tx, seen *record) (server.Claim, error) {
+	handed, err := conn.handOver(tx)
+	if err != nil {
+		return server.Claim{}, err
+	}
 	op := c.next(seen)
 	return server.Claim{
 		Operation: op,
 		TakenOver: op.Attempt > 1 && seen.status == server.Processing,
-		Lease:     &txLease{claiming: c, operation: op, conn: conn, tx: newTx(tx), seen: seen},
-	}
+		Lease:     &txLease{claiming: c, operation: op, conn: conn, tx: handed, seen: seen},
+	}, nil
 }
 
 // next is the operation of an owner who found the dead record r, or none. The
@@ -139,8 +142,8 @@ type txLease struct {
 	*claiming
 
 	operation server.Operation
-	conn      *pgxpool.Conn // nil once the attempt has ended
-	tx        *tx
+	conn      connection // nil once the attempt has ended
+	tx        handlerTx
 	seen      *record // the dead record that was there
 	placed    bool    // the transaction has put a record of its own in place
 }
@@ -152,7 +155,7 @@ func (l *txLease) Atomic() {}
 
 // Context implements [server.Lease].
 func (l *txLease) Context(parent context.Context) context.Context {
-	return context.WithValue(parent, txKey{}, l.tx)
+	return l.tx.context(parent)
 }
 
 // Extend implements [server.Lease]. The lease lasts as long as its transaction.
@@ -201,12 +204,12 @@ func (l *txLease) end(ctx context.Context, e ended) (server.Record, error) {
 
 // takeBack takes the session from the handler, with the last SQLSTATE that the
 // handler met. If the handler has left something running on it, it is cut.
-func (l *txLease) takeBack(ctx context.Context) (conn *pgxpool.Conn, code string, err error) {
+func (l *txLease) takeBack(ctx context.Context) (conn connection, code string, err error) {
 	conn, l.conn = l.conn, nil
 	code, err = l.tx.end(ctx)
 	if err != nil {
 		_ = conn.Conn().PgConn().Conn().Close()
-		l.tx.session.drain()
+		l.tx.drain()
 		conn.Release()
 	}
 	return conn, code, err
@@ -230,7 +233,7 @@ const (
 	stateAborted = 'E'
 )
 
-func stateOf(conn *pgxpool.Conn) byte {
+func stateOf(conn connection) byte {
 	if conn.Conn().IsClosed() {
 		return stateLost
 	}
@@ -258,7 +261,7 @@ func endingOf(status int, state byte, code string) ending {
 // commit stores the answer with the handler's effects, in place of the
 // handler's own COMMIT. The insert is plain, so that only an error of it can
 // keep the COMMIT behind it from being executed, and does.
-func (l *txLease) commit(ctx context.Context, conn *pgxpool.Conn, e ended) (server.Record, error) {
+func (l *txLease) commit(ctx context.Context, conn connection, e ended) (server.Record, error) {
 	var inserted int64
 	b := &pgx.Batch{}
 	if l.placed {
@@ -362,11 +365,11 @@ func (l *txLease) reported(e ended) server.Record {
 
 // storeAlone rolls the effects back and stores the answer, on another session
 // if conn is lost.
-func (l *txLease) storeAlone(ctx context.Context, conn *pgxpool.Conn, e ended) (stored server.Record, err error) {
+func (l *txLease) storeAlone(ctx context.Context, conn connection, e ended) (stored server.Record, err error) {
 	abort(ctx, conn.Conn())
 	err = retry(ctx, func() error {
 		if conn == nil {
-			if conn, err = l.store.pool.Acquire(ctx); err != nil {
+			if conn, err = l.store.pool.acquire(ctx); err != nil {
 				return err
 			}
 		}
@@ -379,7 +382,7 @@ func (l *txLease) storeAlone(ctx context.Context, conn *pgxpool.Conn, e ended) (
 
 // storeOn stores an answer, unless somebody else has completed the operation. It
 // releases conn.
-func (l *txLease) storeOn(ctx context.Context, conn *pgxpool.Conn, e ended) (server.Record, error) {
+func (l *txLease) storeOn(ctx context.Context, conn connection, e ended) (server.Record, error) {
 	var inserted int64
 	err := flightOn(ctx, conn, commit, func(b *pgx.Batch) {
 		l.queueDelete(b)
@@ -467,7 +470,7 @@ func (l *txLease) Release(ctx context.Context, _ error) error {
 // rememberFailure leaves a record of the failed attempt, so that the next one
 // is known to be the next and has to ask for the same. It is not worth waiting
 // for the disk, and is left out if the next attempt has begun.
-func (l *txLease) rememberFailure(ctx context.Context, conn *pgxpool.Conn) {
+func (l *txLease) rememberFailure(ctx context.Context, conn connection) {
 	locked := true
 	b := &pgx.Batch{}
 	b.BeginTx(transaction)
@@ -475,7 +478,7 @@ func (l *txLease) rememberFailure(ctx context.Context, conn *pgxpool.Conn) {
 	if l.facts.locks {
 		b.Queue(tryOnlyLock, l.keys.id).QueryRow(scan(&locked))
 	}
-	if err := conn.SendBatch(ctx, b).Close(); err != nil || !locked {
+	if err := conn.Conn().SendBatch(ctx, b).Close(); err != nil || !locked {
 		abort(ctx, conn.Conn())
 		return
 	}

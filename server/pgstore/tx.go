@@ -14,8 +14,8 @@ var (
 	// 3xx commit, everything else rolls back.
 	ErrTxOwned = errors.New("pgstore: the transaction ends with the operation; return an answer instead")
 	// ErrNoTx is what the methods of a transaction return that [Tx] was asked
-	// for outside a transactional route.
-	ErrNoTx = errors.New("pgstore: no transaction here: the route's store is not pgstore.Transactional")
+	// for outside a transactional route, and what [SQLTx] returns there.
+	ErrNoTx = errors.New("pgstore: no transaction here: the route's store is not pgstore.Transactional, or for SQLTx pgstore.FromDB")
 )
 
 type txKey struct{}
@@ -100,17 +100,14 @@ func (s *session) note(err error) error {
 	return err
 }
 
-// drain waits until nobody uses the connection, which has been cut.
-func (s *session) drain() {
-	<-s.turn
-	s.over = pgx.ErrTxClosed
-	s.turn <- struct{}{}
-}
-
 var errRowsOpen = errors.New("the handler left rows or batch results open")
 
-// end takes the transaction from the handler and returns the last SQLSTATE it
-// met. It fails if the connection is still in use.
+// context implements handlerTx.
+func (t *tx) context(parent context.Context) context.Context {
+	return context.WithValue(parent, txKey{}, t)
+}
+
+// end implements handlerTx.
 func (t *tx) end(ctx context.Context) (code string, err error) {
 	err = t.session.use(ctx, func() error {
 		t.session.over, code = pgx.ErrTxClosed, t.session.code
@@ -120,6 +117,13 @@ func (t *tx) end(ctx context.Context) (code string, err error) {
 		return nil
 	})
 	return code, err
+}
+
+// drain implements handlerTx.
+func (t *tx) drain() {
+	<-t.session.turn
+	t.session.over = pgx.ErrTxClosed
+	t.session.turn <- struct{}{}
 }
 
 func (t *tx) Begin(ctx context.Context) (inner pgx.Tx, err error) {

@@ -1,0 +1,60 @@
+package pgstore
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// pool is where the connections of a Store come from.
+type pool interface {
+	acquire(ctx context.Context) (connection, error)
+	size() int // how many connections there are at most, 0 if there is no limit
+}
+
+// connection is one that belongs to one caller until he releases it. One that
+// is still in a transaction then, or closed, is not used again.
+type connection interface {
+	Conn() *pgx.Conn
+	Release()
+	// Hijack takes the connection out of the pool, though it is in use: who uses
+	// it releases it no more, but closes what Conn returned.
+	Hijack()
+	// handOver makes of tx, the transaction that the connection is in, one that
+	// a handler can be trusted with.
+	handOver(tx pgx.Tx) (handlerTx, error)
+}
+
+// handlerTx is a transaction in the hands of a handler.
+type handlerTx interface {
+	// context returns the context from which the handler gets the transaction.
+	context(parent context.Context) context.Context
+	// end takes the transaction from the handler and returns the last SQLSTATE
+	// it met. It fails if the connection is still in use, and has to be cut.
+	end(ctx context.Context) (code string, err error)
+	// drain waits until nobody uses the connection, which has been cut.
+	drain()
+}
+
+type pgxPool struct{ *pgxpool.Pool }
+
+func (p pgxPool) acquire(ctx context.Context) (connection, error) {
+	c, err := p.Acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return pgxConn{c}, nil
+}
+
+func (p pgxPool) size() int { return int(p.Config().MaxConns) }
+
+type pgxConn struct{ pooled *pgxpool.Conn }
+
+func (c pgxConn) Conn() *pgx.Conn { return c.pooled.Conn() }
+
+func (c pgxConn) Release() { c.pooled.Release() }
+
+func (c pgxConn) Hijack() { c.pooled.Hijack() }
+
+func (c pgxConn) handOver(tx pgx.Tx) (handlerTx, error) { return newTx(tx), nil }
