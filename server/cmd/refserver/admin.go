@@ -56,7 +56,7 @@ type adminCall struct {
 	response server.Response
 	ttl      time.Duration
 
-	store          adminStore
+	records        adminStore
 	stdin          io.Reader
 	stdout, stderr io.Writer
 }
@@ -183,11 +183,11 @@ func (c *adminCall) check() error {
 		return fmt.Errorf("-status is %d: it must be 200 to 599", c.response.StatusCode)
 	case c.command == "complete" && c.ttl < time.Millisecond:
 		return fmt.Errorf("-ttl is %v: it must be at least %v", c.ttl, time.Millisecond)
-	case c.storeOptions.store == "memory":
+	case c.store == "memory":
 		return errors.New("-store=memory is inside of its server; look at the page on that one's -admin-addr")
-	case c.storeOptions.store == "redis" && c.command == "stuck":
+	case c.store == "redis" && c.command == "stuck":
 		return errors.New("-store=redis cannot list its operations; clients of those that are stuck get OPERATION_INDETERMINATE")
-	case c.storeOptions.store == "redis" && c.command == "cleanup":
+	case c.store == "redis" && c.command == "cleanup":
 		return errors.New("-store=redis deletes by itself what has expired")
 	}
 	return c.resolve()
@@ -196,7 +196,7 @@ func (c *adminCall) check() error {
 // open opens the store, which must be there. A door in front of it has nothing
 // that it has not.
 func (c *adminCall) open(ctx context.Context) (closeStore func(), err error) {
-	if c.storeOptions.store == "redis" {
+	if c.store == "redis" {
 		return c.openRedis()
 	}
 	pool, err := pgstore.Open(ctx, c.databaseURL)
@@ -205,7 +205,7 @@ func (c *adminCall) open(ctx context.Context) (closeStore func(), err error) {
 	}
 	s := pgstore.New(pool)
 	s.Table, s.Logger = c.table, slog.New(slog.DiscardHandler) // its settings are the service's concern
-	c.store = s
+	c.records = s
 	return pool.Close, nil
 }
 
@@ -219,6 +219,6 @@ func (c *adminCall) openRedis() (closeStore func(), err error) {
 		return nil, fmt.Errorf("-redis-url: %w", err)
 	}
 	s := redisstore.New(client)
-	s.Prefix, c.store = c.prefix, s
+	s.Prefix, c.records = c.prefix, s
 	return client.Close, nil
 }

@@ -78,7 +78,7 @@ func (d desk) asks(ctx context.Context, command string, stdin io.Reader) said {
 	c := &adminCall{stdin: stdin, stdout: &stdout, stderr: &stderr}
 	run, err := c.parse(append(strings.Fields(command), "-database-url=postgres://unused"))
 	require.NoError(d.t, err)
-	c.store = d
+	c.records = d
 	err = run(c, ctx)
 	return said{stdout.String(), stderr.String(), err}
 }

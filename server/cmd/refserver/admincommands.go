@@ -28,7 +28,7 @@ func (c *adminCall) inspect(ctx context.Context) error {
 
 // find returns the record of the key, which must exist.
 func (c *adminCall) find(ctx context.Context) (server.Entry, error) {
-	e, err := c.store.Inspect(ctx, c.id)
+	e, err := c.records.Inspect(ctx, c.id)
 	if err == nil && e.Status == 0 {
 		err = fmt.Errorf("there is no record of the key %q of the account %q", c.id.Key, c.id.Account)
 	}
@@ -54,7 +54,7 @@ func (c *adminCall) findOwnerless(ctx context.Context) (server.Entry, error) {
 }
 
 func (c *adminCall) stuck(ctx context.Context) error {
-	entries, err := c.store.Lost(ctx, c.limit)
+	entries, err := c.records.Lost(ctx, c.limit)
 	if err != nil {
 		return err
 	}
@@ -72,7 +72,7 @@ func (c *adminCall) release(ctx context.Context) error {
 	if err := c.confirm(ctx, fmt.Sprintf("%s\nThe next request with this key will EXECUTE IT AGAIN. Release it?", describe(e))); err != nil {
 		return err
 	}
-	released, err := c.store.ReleaseLost(ctx, e.Operation)
+	released, err := c.records.ReleaseLost(ctx, e.Operation)
 	if err == nil && !released {
 		err = errChanged
 	}
@@ -108,14 +108,14 @@ func (c *adminCall) answer() server.Response {
 // finish completes the operation of e, unless a request has taken it over while
 // the question was open.
 func (c *adminCall) finish(ctx context.Context, e server.Entry, r server.Response) error {
-	now, err := c.store.Inspect(ctx, c.id)
-	if err == nil && (now.Operation != e.Operation || now.Status != e.Status) {
+	current, err := c.records.Inspect(ctx, c.id)
+	if err == nil && (current.Operation != e.Operation || current.Status != e.Status) {
 		err = errChanged
 	}
 	if err != nil {
 		return err
 	}
-	rec, err := c.store.Finish(ctx, server.Ticket{Operation: e.Operation}, r, c.ttl)
+	rec, err := c.records.Finish(ctx, server.Ticket{Operation: e.Operation}, r, c.ttl)
 	if errors.Is(err, server.ErrLeaseLost) ||
 		err == nil && (rec.Response.StatusCode != r.StatusCode || !bytes.Equal(rec.Response.Body, r.Body)) {
 		err = errChanged
@@ -127,7 +127,7 @@ func (c *adminCall) cleanup(ctx context.Context) error {
 	if err := c.confirm(ctx, "Delete the records that have expired?"); err != nil {
 		return err
 	}
-	cleaner, ok := c.store.(server.Cleaner)
+	cleaner, ok := c.records.(server.Cleaner)
 	if !ok {
 		return errors.ErrUnsupported
 	}
