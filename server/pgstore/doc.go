@@ -15,6 +15,8 @@
 //
 // [Transactional] is for effects in the same database. The handler works in the
 // transaction that [Tx] gives it, and its effects and its answer are one commit.
+// [FromDB] is the same for those who work with database/sql, and get theirs from
+// [SQLTx].
 //
 //	dies at                                | durable             | the next retry
 //	anywhere before COMMIT is executed     | nothing             | owns at once and executes
@@ -33,8 +35,8 @@
 // An operation that its handler accepts (see [server.Accept]) is a record under
 // a lease in either mode. On a transactional route it commits together with what
 // else the handler wrote, such as the row of a job: there is never a job without
-// the promise, nor a promise without the job. [Store.FinishTx] does the same for
-// the worker's effects and the final answer.
+// the promise, nor a promise without the job. [Store.FinishTx] and
+// [Store.FinishSQLTx] do the same for the worker's effects and the final answer.
 //
 // [Migrate] makes the table, [Migrations] prints how. [Open] makes a pool that
 // also works behind pgbouncer in transaction mode; other pools need
