@@ -68,12 +68,18 @@ func TestIETFTakes409ForInProgressAnd422ForReuse(t *testing.T) {
 		require.Equal(t, 409, asA[*idem.ConflictError](t, err).StatusCode)
 		require.Equal(t, want, idem.OutcomeOf(err))
 	}
-	srv := faultnet.Serve(t, faultnet.Steps(problem(422, `{"code":"IDEMPOTENCY_KEY_REUSE"}`), problem(422, `{"code":"CARD_EXPIRED"}`)))
+	srv := faultnet.Serve(t, faultnet.Steps(
+		problem(422, `{"code":"IDEMPOTENCY_KEY_REUSE"}`), problem(422, `{"code":"CARD_EXPIRED"}`), problem(400, `{"title":"Idempotency-Key is missing"}`),
+	))
 	client := speaking(srv, idem.IETF)
 	_, err := post(t, client)
 	require.Equal(t, 422, asA[*idem.ConflictError](t, err).StatusCode)
 	_, err = post(t, client)
 	require.Equal(t, "CARD_EXPIRED", asA[*idem.StatusError](t, err).Problem.Code)
+	_, err = post(t, client)
+	require.Equal(t, 400, asA[*idem.StatusError](t, err).StatusCode)
+	require.Equal(t, idem.Rejected, idem.OutcomeOf(err))
+	require.Len(t, srv.Requests(), 3)
 }
 
 func TestKeyGoesIntoAFieldOfAnyName(t *testing.T) {

@@ -116,38 +116,41 @@ func TestAHandlerThatDoesNotReturn(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newService(nil, func(w http.ResponseWriter, r *http.Request) {
-				if op, _ := server.OperationFrom(r.Context()); op.Attempt > 1 {
-					created(w, r)
-					return
+			synctest.Test(t, func(t *testing.T) { // which fails if a goroutine is left at its end
+				s := newService(nil, func(w http.ResponseWriter, r *http.Request) {
+					if op, _ := server.OperationFrom(r.Context()); op.Attempt > 1 {
+						created(w, r)
+						return
+					}
+					w.WriteHeader(http.StatusCreated)
+					_, _ = io.WriteString(w, "ten bytes!")
+					leave()
+				})
+				var recovered any
+				w, left := httptest.NewRecorder(), make(chan struct{})
+				go func() {
+					defer close(left)
+					defer func() { recovered = recover() }()
+					s.ServeHTTP(w, post("{}"))
+				}()
+				<-left
+				switch name {
+				case "panics":
+					require.Equal(t, "the handler's own words", recovered)
+				case "aborts":
+					require.Equal(t, http.ErrAbortHandler, recovered)
+				case "exits":
+					require.Nil(t, recovered)
 				}
-				w.WriteHeader(http.StatusCreated)
-				_, _ = io.WriteString(w, "ten bytes!")
-				leave()
-			})
-			var recovered any
-			w, left := httptest.NewRecorder(), make(chan struct{})
-			go func() {
-				defer close(left)
-				defer func() { recovered = recover() }()
-				s.ServeHTTP(w, post("{}"))
-			}()
-			<-left
-			switch name {
-			case "panics":
-				require.Equal(t, "the handler's own words", recovered)
-			case "aborts":
-				require.Equal(t, http.ErrAbortHandler, recovered)
-			case "exits":
-				require.Nil(t, recovered)
-			}
-			require.Zero(t, w.Body.Len())
-			require.Equal(t, server.ResultFailed, s.lastEvent().Result)
-			require.Equal(t, 1, s.store.called("release"))
+				require.Zero(t, w.Body.Len())
+				require.Equal(t, server.ResultFailed, s.lastEvent().Result)
+				require.Equal(t, 1, s.store.called("release"))
 
-			second := serve(s, post("{}"))
-			require.Equal(t, "attempt 2", second.Body.String())
-			requireReplay(t, second, serve(s, post("{}")))
+				second := serve(s, post("{}"))
+				require.Equal(t, "attempt 2", second.Body.String())
+				requireReplay(t, second, serve(s, post("{}")))
+				require.Equal(t, server.Load{}, s.mw.Load())
+			})
 		})
 	}
 }
