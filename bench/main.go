@@ -37,8 +37,11 @@ type plan struct {
 	workers []int
 	rounds  int
 	round   time.Duration // of each kind of work
+	records int           // that are there before anything is measured
 	wal     bool
 	growth  int // records of the largest table, 0 for none
+	settle  int // operations that a table is to settle within, 0 for none
+	cleanup int // records to clean up while others work, 0 for none
 }
 
 func run(ctx context.Context, args []string, out io.Writer) error {
@@ -57,7 +60,19 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		}
 	}
 	if p.growth > 0 {
-		return p.grow(ctx, out)
+		if err := p.compareSizes(ctx, out); err != nil {
+			return fmt.Errorf("growth: %w", err)
+		}
+	}
+	if p.settle > 0 {
+		if err := p.settleDown(ctx, out); err != nil {
+			return fmt.Errorf("settling: %w", err)
+		}
+	}
+	if p.cleanup > 0 {
+		if err := p.cleanUp(ctx, out); err != nil {
+			return fmt.Errorf("cleanup: %w", err)
+		}
 	}
 	return nil
 }
@@ -71,8 +86,11 @@ func parse(args []string, out io.Writer) (plan, error) {
 	p := plan{}
 	flags.IntVar(&p.rounds, "rounds", 5, "rounds, whose medians are printed")
 	flags.DurationVar(&p.round, "round", 2*time.Second, "how long each kind of work lasts in a round")
+	flags.IntVar(&p.records, "records", 50_000, "records that are there before anything is measured")
 	flags.BoolVar(&p.wal, "wal", true, "measure the WAL of an operation")
-	flags.IntVar(&p.growth, "growth", 0, "measure how a table behaves as it grows to so many records")
+	flags.IntVar(&p.growth, "growth", 0, "compare tables of 10,000 records, a tenth of so many, and so many")
+	flags.IntVar(&p.settle, "settle", 0, "measure the size of a table in which so many operations come and go")
+	flags.IntVar(&p.cleanup, "cleanup", 0, "measure work beside the cleanup of so many records among three times as many")
 	if err := flags.Parse(args); err != nil {
 		return plan{}, err
 	}
@@ -95,8 +113,8 @@ func parse(args []string, out io.Writer) (plan, error) {
 		}
 		p.workers = append(p.workers, i)
 	}
-	if p.rounds < 1 || p.round <= 0 {
-		return plan{}, errors.New("rounds and their length must be positive")
+	if p.rounds < 1 || p.round <= 0 || p.records < 2 {
+		return plan{}, errors.New("rounds, their length and the number of records must be positive")
 	}
 	return p, nil
 }

@@ -13,14 +13,16 @@ import (
 type sample struct {
 	rate     float64 // operations a second
 	p50, p99 time.Duration
+	cpu      cpu // of one operation
 }
 
 // measure has workers call do for d, each with numbers of its own.
-func measure(ctx context.Context, workers int, d time.Duration, do operation) (sample, error) {
+func measure(ctx context.Context, meter cpuMeter, workers int, d time.Duration, do operation) (sample, error) {
 	var (
 		running sync.WaitGroup
 		failed  atomic.Pointer[error]
 		took    = make([][]time.Duration, workers)
+		before  = meter.read()
 		began   = time.Now()
 	)
 	for i := range workers {
@@ -36,13 +38,18 @@ func measure(ctx context.Context, workers int, d time.Duration, do operation) (s
 		})
 	}
 	running.Wait()
-	elapsed := time.Since(began)
+	elapsed, used := time.Since(began), meter.read().since(before)
 	if err := failed.Load(); err != nil {
 		return sample{}, *err
 	}
 	all := slices.Concat(took...)
 	slices.Sort(all)
-	return sample{rate: float64(len(all)) / elapsed.Seconds(), p50: quantile(all, 0.5), p99: quantile(all, 0.99)}, nil
+	n := time.Duration(max(1, len(all)))
+	return sample{
+		rate: float64(len(all)) / elapsed.Seconds(),
+		p50:  quantile(all, 0.5), p99: quantile(all, 0.99),
+		cpu: cpu{used.client / n, used.server / n},
+	}, nil
 }
 
 // quantile returns the value below which the share q of sorted values lies.

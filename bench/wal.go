@@ -4,7 +4,74 @@ import (
 	"context"
 	"fmt"
 	"io"
+
+	"github.com/idemhttp/idem/server/pgstore"
 )
 
-func (p plan) compareWAL(ctx context.Context, out io.Writer) error { _, err := fmt.Fprint(out, ""); return err }
-func (p plan) grow(ctx context.Context, out io.Writer) error       { return nil }
+// walAllowance is what an operation may write beyond the bare transaction and
+// the answer that it stores.
+const walAllowance = 400
+
+// walRuns is how many operations are measured.
+const walRuns = 500
+
+// compareWAL prints what an operation of each kind writes.
+func (p plan) compareWAL(ctx context.Context, out io.Writer) error {
+	dsn, stop, err := startNearby(ctx)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	l, err := newLab(ctx, dsn, pgstore.DefaultTable, 1)
+	if err != nil {
+		return err
+	}
+	defer l.pool.Close()
+	if err := l.fill(ctx, p.records); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "\n### WAL of an operation whose answer has %d B\n\n| work | WAL | beyond bare and answer | target |\n| --- | ---: | ---: | --- |\n", sizeOfAnswer())
+	var base float64
+	for _, k := range l.kinds()[:3] {
+		written, err := l.walOf(ctx, k.do)
+		if err != nil {
+			return err
+		}
+		if k.name == bare {
+			base = written
+			fmt.Fprintf(out, "| %s | %.0f B | | |\n", k.name, written)
+			continue
+		}
+		beyond, verdict := written-base-float64(sizeOfAnswer()), fmt.Sprintf("%d B", walAllowance)
+		if beyond > walAllowance {
+			verdict = "**missed**: " + verdict
+		}
+		fmt.Fprintf(out, "| %s | %.0f B | %.0f B | %s |\n", k.name, written, beyond, verdict)
+	}
+	return nil
+}
+
+// walOf returns how many bytes of WAL an operation writes, pages that are
+// written whole after a checkpoint left out: there is none while this runs.
+func (l *lab) walOf(ctx context.Context, do operation) (float64, error) {
+	var before, written float64
+	if err := l.pool.QueryRow(ctx, "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::float8").Scan(&before); err != nil {
+		return 0, err
+	}
+	for range walRuns {
+		if err := do(ctx); err != nil {
+			return 0, err
+		}
+	}
+	err := l.pool.QueryRow(ctx, "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::float8 - $1", before).Scan(&written)
+	return written / walRuns, err
+}
+
+// sizeOfAnswer returns the size of the stored answer.
+func sizeOfAnswer() int {
+	n := len(answer.Body)
+	for _, field := range answer.Fields {
+		n += len(field.Name) + len(field.Value)
+	}
+	return n
+}

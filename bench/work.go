@@ -6,9 +6,11 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -40,12 +42,12 @@ type kind struct {
 	do         operation
 }
 
-// lab is a database with what the work needs.
+// lab is a database with what the work needs, and one table of records in it.
 type lab struct {
 	pool     *pgxpool.Pool
 	leases   *pgstore.Store
 	inTx     *pgstore.Store
-	finished []string // keys completed by somebody else
+	finished []string // keys completed by somebody else, more than a store remembers
 	lately   []string // keys completed by leases
 }
 
@@ -61,10 +63,23 @@ CREATE TABLE documents (account text COLLATE "C", id text COLLATE "C", body byte
 	// insertDocuments makes rows as wide as records.
 	insertDocuments = "INSERT INTO documents SELECT $1, id, $3 FROM unnest($2::text[]) AS id"
 
+	// copyRecord makes records in the order of their keys, which takes a
+	// fraction of the time.
+	copyRecord = `
+INSERT INTO %[1]s (account_id, idempotency_key, operation_id, fingerprint, fingerprint_version, status, attempt, claim_token,
+       response_status, response_headers, response_body, response_flags, created_at, completed_at, expires_at)
+SELECT account_id, id::text, id, fingerprint, fingerprint_version, status, attempt, claim_token,
+       response_status, response_headers, response_body, response_flags, created_at, completed_at, expires_at + $4::interval + nth * interval '1 ms'
+FROM %[1]s, (SELECT nth, gen_random_uuid() AS id FROM generate_series(1, $3::integer) AS nth ORDER BY id) AS new
+WHERE account_id = $1 AND idempotency_key = $2`
+
+	selectKeys = "SELECT idempotency_key FROM %[1]s ORDER BY random() LIMIT $1"
+
 	selectDocument = "SELECT body FROM documents WHERE account = $1 AND id = $2"
 
 	account    = "acct_1042"
-	widthOfRow = 800 // of a record with the answer below, its key left out
+	replayed   = 50_000 // keys, at most, to read and replay
+	widthOfRow = 800    // of a record with the answer below, its key left out
 )
 
 var (
@@ -76,9 +91,9 @@ var (
 	}
 )
 
-// newLab makes the schema in an empty database. Its pool has as many
-// connections as there are workers.
-func newLab(ctx context.Context, dsn string, workers int) (*lab, error) {
+// newLab makes the table in a database. Its pool has as many connections as
+// there are workers.
+func newLab(ctx context.Context, dsn, table string, workers int) (*lab, error) {
 	config, err := pgxpool.ParseConfig(dsn)
 	if err != nil {
 		return nil, err
@@ -88,26 +103,54 @@ func newLab(ctx context.Context, dsn string, workers int) (*lab, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &lab{pool: pool, leases: pgstore.New(pool), inTx: pgstore.Transactional(pool)}
-	return l, pgstore.Migrate(ctx, pool)
+	l := labOn(pool, table)
+	return l, l.leases.Migrate(ctx)
 }
 
-// fill makes what is read and replayed.
+// labOn returns a lab with stores of its own, which remember nothing.
+func labOn(pool *pgxpool.Pool, table string) *lab {
+	l := &lab{pool: pool, leases: pgstore.New(pool), inTx: pgstore.Transactional(pool)}
+	for _, store := range []*pgstore.Store{l.leases, l.inTx} {
+		store.Table, store.Logger = table, slog.New(slog.DiscardHandler) // it warns of settings that are as they should be here
+	}
+	return l
+}
+
+func (l *lab) table() string { return l.leases.Table }
+
+// fill makes n records, and documents, to read and replay.
 func (l *lab) fill(ctx context.Context, n int) error {
+	if err := l.fillRecords(ctx, n); err != nil {
+		return err
+	}
 	if _, err := l.pool.Exec(ctx, schema); err != nil {
 		return err
 	}
-	var err error
-	if l.finished, err = completeMany(ctx, pgstore.New(l.pool), n); err != nil {
+	_, err := l.pool.Exec(ctx, insertDocuments, account, l.finished, bytes.Repeat([]byte{1}, widthOfRow))
+	return err
+}
+
+// fillRecords makes n records, all but some of them as copies of one.
+func (l *lab) fillRecords(ctx context.Context, n int) (err error) {
+	lately := min(1000, n/2)
+	if l.lately, err = completeMany(ctx, l.leases, lately); err != nil {
 		return err
 	}
-	if l.lately, err = completeMany(ctx, l.leases, n/10); err != nil {
+	if err := l.copyRecord(ctx, l.lately[0], n-lately, 0); err != nil {
 		return err
 	}
-	if _, err := l.pool.Exec(ctx, insertDocuments, account, l.finished, bytes.Repeat([]byte{1}, widthOfRow)); err != nil {
+	if _, err := l.pool.Exec(ctx, "VACUUM ANALYZE "+l.table()); err != nil {
 		return err
 	}
-	_, err = l.pool.Exec(ctx, "VACUUM ANALYZE")
+	rows, _ := l.pool.Query(ctx, fmt.Sprintf(selectKeys, l.table()), replayed) //nolint:sqlclosecheck // CollectRows closes them
+	l.finished, err = pgx.CollectRows(rows, pgx.RowTo[string])
+	return err
+}
+
+// copyRecord makes n records with the answer of key, under random keys, that
+// expire a while later than that one.
+func (l *lab) copyRecord(ctx context.Context, key string, n int, later time.Duration) error {
+	_, err := l.pool.Exec(ctx, fmt.Sprintf(copyRecord, l.table()), account, key, n, later)
 	return err
 }
 
@@ -137,9 +180,9 @@ func (l *lab) kinds() []kind {
 		{transactional, bare, l.transactional},
 		{lease, bare, l.lease},
 		{read, read, l.read},
-		{replay, read, l.replay(l.leases, &l.finished)},
-		{replayInTx, read, l.replay(l.inTx, &l.finished)},
-		{rememberedReplay, read, l.replay(l.leases, &l.lately)},
+		{replay, read, l.replay(l.leases, l.finished)},
+		{replayInTx, read, l.replay(l.inTx, l.finished)},
+		{rememberedReplay, read, l.replay(l.leases, l.lately)},
 	}
 }
 
@@ -184,9 +227,12 @@ func (l *lab) read(ctx context.Context) error {
 	return l.pool.QueryRow(ctx, selectDocument, account, l.finished[rand.N(len(l.finished))]).Scan(&body)
 }
 
-func (l *lab) replay(store server.Store, keys *[]string) operation {
+// replay claims completed keys in turn, so that of many none is remembered when
+// its turn comes again.
+func (l *lab) replay(store server.Store, keys []string) operation {
+	var turn atomic.Uint64
 	return func(ctx context.Context) error {
-		claim, err := store.Claim(ctx, request((*keys)[rand.N(len(*keys))]))
+		claim, err := store.Claim(ctx, request(keys[turn.Add(1)%uint64(len(keys))]))
 		if err != nil {
 			return err
 		}

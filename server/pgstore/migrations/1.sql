@@ -19,7 +19,7 @@ CREATE TABLE IF NOT EXISTS {table} (
     completed_at        timestamptz,
     expires_at          timestamptz NOT NULL,
     PRIMARY KEY (account_id, idempotency_key)
-) WITH (fillfactor = 50);                   -- room beside a claim for its answer: lease mode updates each record once
+) WITH (fillfactor = 70);                   -- room beside a claim for its answer: lease mode updates each record once
 
 -- The only index beside the primary key: one on status or lease_until would
 -- cost every completion its heap-only update.
