@@ -108,22 +108,25 @@ func TestRetryAfterDateIsMeasuredAgainstTheServersOwnClock(t *testing.T) {
 
 func TestRetryAfterBeyondMaxRetryAfterEndsTheOperationAtOnce(t *testing.T) {
 	t.Parallel()
-	for value, want := range map[string]time.Duration{
-		"86400": 24 * time.Hour, "9223372037": 1<<63 - 1, "99999999999999999999": 1<<63 - 1,
+	for value, tc := range map[string]struct {
+		want time.Duration
+		runs int
+	}{
+		"86400": {24 * time.Hour, 1000}, "9223372037": {1<<63 - 1, 1}, "99999999999999999999": {1<<63 - 1, 1},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			srv, arrivals := timeline(t, status(429, "Retry-After: "+value))
 			client := quick(srv)
 			client.Retry.MaxRetryAfter = time.Second
 			client.Retry.NewBackOff = at(time.Second) // jitter must not matter
-			for range 1000 {
+			for range tc.runs {
 				_, err := post(t, client)
 				given := asA[*idem.IncompleteError](t, err)
 				require.Equal(t, idem.ReasonRetryAfter, given.Reason)
-				require.Equal(t, want, given.RetryAfter, "as the server said it, uncut")
+				require.Equal(t, tc.want, given.RetryAfter, "as the server said it, uncut")
 				require.Len(t, given.Attempts, 1)
 			}
-			require.Equal(t, make([]time.Duration, 1000), arrivals())
+			require.Equal(t, make([]time.Duration, tc.runs), arrivals())
 		})
 	}
 }
