@@ -197,14 +197,8 @@ func (*begunConn) Driver() driver.Driver { return stdlib.GetDefaultDriver() }
 // Close implements [driver.Conn]. The connection belongs to somebody else.
 func (*begunConn) Close() error { return nil }
 
-// Begin implements [driver.Conn].
-func (*begunConn) Begin() (driver.Tx, error) { return owned{}, nil }
-
 // BeginTx implements [driver.ConnBeginTx].
 func (*begunConn) BeginTx(context.Context, driver.TxOptions) (driver.Tx, error) { return owned{}, nil }
-
-// ResetSession implements [driver.SessionResetter].
-func (*begunConn) ResetSession(context.Context) error { return nil }
 
 // ExecContext implements [driver.ExecerContext].
 func (c *begunConn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {

@@ -107,7 +107,9 @@ func TestAnswerDecidesHowASQLTransactionEnds(t *testing.T) {
 		{name: "201 after a deadlock runs again", status: 201, handler: sqlExec(raise("40P01")), err: server.ErrRestart},
 		{name: "409 after a serialization failure runs again", status: 409, handler: sqlExec(raise("40001")), err: server.ErrRestart},
 		{name: "201 after a serialization failure in a query runs again", status: 201, handler: sqlQuery, err: server.ErrRestart},
-		{name: "201 after a serialization failure in a statement runs again", status: 201, handler: sqlPrepared, err: server.ErrRestart},
+		{name: "201 after a serialization failure in a later row runs again", status: 201, handler: sqlLaterRow, err: server.ErrRestart},
+		{name: "201 after a serialization failure in a prepared query runs again", status: 201, handler: sqlPreparedQuery, err: server.ErrRestart},
+		{name: "201 after a serialization failure in a prepared statement runs again", status: 201, handler: sqlPreparedExec, err: server.ErrRestart},
 		{name: "201 after the handler's own Commit commits", status: 201, handler: sqlCommit, effects: 1, record: "completed"},
 		{name: "201 after the handler's own Rollback commits", status: 201, handler: sqlRollback, effects: 1, record: "completed"},
 		{name: "404 after the handler's own Commit rolls back", status: 404, handler: sqlCommit, record: "completed"},
@@ -171,14 +173,35 @@ func sqlQuery(ctx context.Context, tx *sql.Tx) {
 	_ = tx.QueryRowContext(ctx, raise40001).Scan(new(int))
 }
 
-func sqlPrepared(ctx context.Context, tx *sql.Tx) {
+func sqlLaterRow(ctx context.Context, tx *sql.Tx) {
 	_, _ = tx.ExecContext(ctx, createRaise)
-	statement, err := tx.PrepareContext(ctx, "SELECT pg_temp.raise() + $1::integer")
+	rows, err := tx.QueryContext(ctx, "SELECT CASE WHEN n = 1000 THEN pg_temp.raise() END FROM generate_series(1, 1000) AS n") //nolint:rowserrcheck // that is the point
+	if err != nil {
+		return
+	}
+	defer rows.Close()
+	for rows.Next() {
+	}
+}
+
+func sqlPreparedQuery(ctx context.Context, tx *sql.Tx) {
+	_, _ = tx.ExecContext(ctx, createRaise)
+	statement, err := tx.PrepareContext(ctx, raise40001)
 	if err != nil {
 		return
 	}
 	defer statement.Close()
-	_ = statement.QueryRowContext(ctx, 1).Scan(new(int))
+	_ = statement.QueryRowContext(ctx).Scan(new(int))
+}
+
+func sqlPreparedExec(ctx context.Context, tx *sql.Tx) {
+	_, _ = tx.ExecContext(ctx, createRaise)
+	statement, err := tx.PrepareContext(ctx, raise40001)
+	if err != nil {
+		return
+	}
+	defer statement.Close()
+	_, _ = statement.ExecContext(ctx)
 }
 
 func sqlCommit(_ context.Context, tx *sql.Tx) { _ = tx.Commit() }
