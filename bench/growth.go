@@ -60,8 +60,12 @@ func tableOf(size int) string { return fmt.Sprintf("records_%d", size) }
 
 func nameAt(work string, size int) string { return fmt.Sprintf("%s among %d", work, size) }
 
-// settledTTL is for how long records live while the table settles.
-const settledTTL = time.Minute
+// settledTTL is for how long records live while the table settles. The lease is
+// to it what the default lease is to the default TTL, or nearly so.
+const (
+	settledTTL   = time.Minute
+	settledLease = settledTTL / 200
+)
 
 // settleDown has operations come and go, and prints how large the table is
 // beside a new one with the same records.
@@ -129,7 +133,7 @@ func firstOf(errs []error) error {
 // comeAndGoOnce does an operation and returns how long its claim took.
 func (l *lab) comeAndGoOnce(ctx context.Context) (time.Duration, error) {
 	req := request(uuid.NewString())
-	req.TTL = settledTTL
+	req.Lease, req.TTL = settledLease, settledTTL
 	start := time.Now()
 	claim, err := l.leases.Claim(ctx, req)
 	if err != nil {

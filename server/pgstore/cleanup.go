@@ -143,19 +143,3 @@ func (g *clockGuard) check(database, here time.Time) time.Duration {
 }
 
 func (g *clockGuard) rests(here time.Time) bool { return here.Before(g.until) }
-
-// Stats implements [server.Stater]. It reads the whole table, but not the
-// answers in it.
-func (s *Store) Stats(ctx context.Context) (stats server.Stats, err error) {
-	var oldest, lag int64
-	var now time.Time
-	err = s.flight(ctx, rollback, func(b *pgx.Batch) {
-		b.Queue(s.sql(selectStats)).QueryRow(func(row pgx.Row) error {
-			return row.Scan(&stats.Processing, &stats.Completed, &stats.Failed, &oldest, &stats.Bytes)
-		})
-		b.Queue(s.sql(selectClock)).QueryRow(func(row pgx.Row) error { return row.Scan(&now, &lag) })
-	})
-	stats.OldestProcessing = time.Duration(oldest) * time.Microsecond
-	stats.CleanupLag = time.Duration(lag) * time.Microsecond
-	return stats, err
-}

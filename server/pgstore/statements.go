@@ -147,14 +147,22 @@ SELECT clock_timestamp(),
        coalesce(floor(extract(epoch FROM clock_timestamp() - (SELECT min(expires_at) FROM {table}
                 WHERE expires_at <= (SELECT clock_timestamp()))) * 1000000)::bigint, 0)`
 
+	// selectSize tells the size of the table, and about how many records it has.
+	selectSize = `
+SELECT pg_total_relation_size('{table}'),
+       (SELECT reltuples::double precision FROM pg_class WHERE oid = '{table}'::regclass)`
+
+	// selectStats counts the records, or, as selectSampledStats, those on $1
+	// percent of the pages.
 	selectStats = `
 SELECT count(CASE WHEN status = 'processing' THEN 1 END),
        count(CASE WHEN status = 'completed' THEN 1 END),
        count(CASE WHEN status = 'failed' THEN 1 END),
        coalesce(floor(extract(epoch FROM clock_timestamp() -
-                min(CASE WHEN status = 'processing' THEN created_at END)) * 1000000)::bigint, 0),
-       pg_total_relation_size('{table}')
+                min(CASE WHEN status = 'processing' THEN created_at END)) * 1000000)::bigint, 0)
 FROM {table}`
+
+	selectSampledStats = selectStats + ` TABLESAMPLE SYSTEM ($1::real)`
 
 	selectSchema = `SELECT version, namespace FROM {table}_schema`
 )
