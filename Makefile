@@ -6,7 +6,7 @@ LINTER := go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 MODULES := $(dir $(shell git ls-files '*go.mod'))
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint check fuzz chaos stress cover servers
+.PHONY: help test lint check fuzz chaos stress drill cover servers
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,10 @@ chaos: servers ## Run the long storm: 2,000 operations with each of three seeds,
 
 stress: servers ## Run the long stress test of pgstore: 4,000 operations with every kind of store, about 10 min
 	go test -race -count=1 -timeout 60m -v -run '^TestStress$$' ./server/pgstore -stress.keys 4000
+
+drill: servers ## Run the long drills of pgstore: ten failovers, and cleanup beside claims that are timed, about 5 min
+	go test -race -count=1 -timeout 30m -v -run '^TestFailoverDrill$$' ./server/pgstore -drill.ops 1000 -drill.rounds 10
+	go test -count=1 -timeout 30m -v -run '^TestCleanupBesideClaims$$' ./server/pgstore -cleanup.records 100000 -cleanup.timed
 
 cover: servers ## Show the test coverage of each package, and write cover.out
 	go test -count=1 -coverprofile=cover.out -coverpkg=./... ./... | grep -v 'no test files'

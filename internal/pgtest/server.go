@@ -41,8 +41,9 @@ const standbyName = "standby"
 // of a stream can take ten seconds to be noticed.
 const serverFunctions = `
 bin=$1 options=$2 preload=$3 primary=$4
-start() {
-	make_data && LD_PRELOAD=$preload "$bin/pg_ctl" start -w -t 60 -D "$dir/data" -l "$dir/server.log" \
+start() { make_data && resume; }
+resume() {
+	LD_PRELOAD=$preload "$bin/pg_ctl" start -w -t 60 -D "$dir/data" -l "$dir/server.log" \
 		-o "-c listen_addresses= -c unix_socket_directories='$dir' -c max_connections=300 -c shared_buffers=64MB -c max_wal_size=4GB -c autovacuum_naptime=5s -c wal_retrieve_retry_interval=100ms $options" ||
 	{ tail -n 10 "$dir/server.log"; return 1; }
 }
@@ -53,12 +54,13 @@ make_data() {
 		"$bin/pg_basebackup" -D "$dir/data" -R -X fetch -c fast --no-sync -d "host=$primary user=postgres application_name=` + standbyName + `"
 	fi
 }
+halt() { "$bin/pg_ctl" stop -m immediate -D "$dir/data"; }
 promote() { "$bin/pg_ctl" promote -w -t 60 -D "$dir/data"; }
 crash() {
 	postmaster=$(head -n 1 "$dir/data/postmaster.pid") &&
 	kill -9 "$postmaster" $(ps -e -o pid= -o ppid= | awk -v parent="$postmaster" '$2 == parent { print $1 }')
 }
-stop() { "$bin/pg_ctl" stop -m immediate -D "$dir/data"; }
+stop() { halt; }
 `
 
 // Start starts a server. It ends with this process, if not by Stop before.
@@ -121,6 +123,12 @@ func (s *Server) DB() *DB { return &DB{URL: s.URL, direct: s.URL} }
 
 // Crash kills all processes of the server.
 func (s *Server) Crash() error { return s.service.Call("crash") }
+
+// Halt stops the server as a failure of power would, until Resume.
+func (s *Server) Halt() error { return s.service.Call("halt") }
+
+// Resume starts a server that has been halted.
+func (s *Server) Resume() error { return s.service.Call("resume") }
 
 // Promote makes a standby a primary, and returns when it takes writes.
 func (s *Server) Promote() error { return s.service.Call("promote") }

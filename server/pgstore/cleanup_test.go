@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -78,6 +80,108 @@ func TestTwoCleanersDeleteWhatHasExpiredAndNothingElse(t *testing.T) {
 	require.Eventually(t, func() bool { return deleted.Load() == 5500 }, 30*time.Second, 10*time.Millisecond)
 	require.Equal(t, 500, records(t, db))
 	require.InDelta(t, time.Hour, longest.Load(), float64(time.Minute))
+}
+
+var (
+	cleanupRecords = flag.Int("cleanup.records", 10_000, "expired records that are deleted beside claims")
+	cleanupTimed   = flag.Bool("cleanup.timed", false, "demand that claims take no more than twice as long meanwhile")
+)
+
+// Two cleaners delete records beside 500 claims a second. How long the claims
+// take tells something only on a machine that does nothing else.
+func TestCleanupBesideClaims(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	const live = 1000
+	expired := *cleanupRecords
+	fill(t, db, "live-", live, "1 hour")
+	store := open(t, pgstore.New, db)
+	claims := startClaims(t, store)
+	alone := claims.p99(t, func(n int) bool { return n == 500 })
+
+	fill(t, db, "expired-", expired, "-1 hour")
+	db.Exec(t, "ANALYZE idem_operations")
+	var deleted atomic.Int64
+	cleaners := []*pgstore.Store{open(t, pgstore.New, db), open(t, pgstore.New, db)}
+	for _, cleaner := range cleaners {
+		cleaner.CleanupInterval = 10 * time.Millisecond
+		cleaner.ObserveCleanup = func(_ context.Context, e server.CleanupEvent) {
+			deleted.Add(int64(e.Deleted))
+			if e.Deleted > 1000 || e.Err != nil {
+				t.Errorf("got %+v", e)
+			}
+		}
+	}
+	stop := runs(t, cleaners...)
+	beside := claims.p99(t, func(int) bool { return deleted.Load() >= int64(expired) })
+	stop()
+	t.Logf("the slowest percent of claims takes %v, and %v beside cleanup", alone, beside)
+	require.Equal(t, int64(expired), deleted.Load())
+	require.Equal(t, live+claims.stop(), records(t, db))
+	require.Equal(t, 0, pgtest.Value[int](t, db, "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"))
+	if *cleanupTimed {
+		require.LessOrEqual(t, beside, 2*alone)
+	}
+}
+
+// claims are 500 operations a second, claimed and completed.
+type claims struct {
+	took chan time.Duration
+	stop func() (made int)
+}
+
+func startClaims(t *testing.T, store *pgstore.Store) *claims {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	c := &claims{took: make(chan time.Duration, 100_000)}
+	var running sync.WaitGroup
+	var made int
+	running.Go(func() {
+		tick := time.NewTicker(2 * time.Millisecond)
+		defer tick.Stop()
+		for ctx.Err() == nil {
+			made++
+			req := request(fmt.Sprintf("claimed-%d", made))
+			running.Go(func() {
+				began := time.Now()
+				claim, err := store.Claim(context.WithoutCancel(ctx), req)
+				c.took <- time.Since(began)
+				if err != nil || claim.Lease == nil {
+					t.Errorf("got %+v, %v", claim.Record, err)
+					return
+				}
+				if _, err := claim.Lease.Complete(context.WithoutCancel(ctx), answer(201, "done"), time.Hour); err != nil {
+					t.Error(err)
+				}
+			})
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+			}
+		}
+	})
+	c.stop = sync.OnceValue(func() int {
+		cancel()
+		running.Wait()
+		return made
+	})
+	t.Cleanup(func() { c.stop() })
+	return c
+}
+
+// p99 returns the time that 99% of the claims from now on stay below, until
+// there are enough of them.
+func (c *claims) p99(t *testing.T, enough func(n int) bool) time.Duration {
+	t.Helper()
+	var took []time.Duration
+	for len(c.took) > 0 { // those before
+		<-c.took
+	}
+	for len(took) == 0 || !enough(len(took)) {
+		took = append(took, <-c.took)
+	}
+	slices.Sort(took)
+	return took[len(took)*99/100]
 }
 
 // A record lives at least its TTL, and while its lease does, under cleaners
