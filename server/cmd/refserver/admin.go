@@ -15,6 +15,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/idemhttp/idem/internal/keyfield"
+	"github.com/idemhttp/idem/internal/rfc9110"
 	"github.com/idemhttp/idem/server"
 	"github.com/idemhttp/idem/server/pgstore"
 	"github.com/idemhttp/idem/server/redisstore"
@@ -160,12 +161,11 @@ func (c *adminCall) changes() bool {
 
 func (c *adminCall) addField(s string) error {
 	name, value, ok := strings.Cut(s, ":")
-	if !ok || strings.TrimSpace(name) == "" {
+	f := server.Field{Name: http.CanonicalHeaderKey(strings.TrimSpace(name)), Value: strings.TrimSpace(value)}
+	if !ok || rfc9110.CheckHeader(http.Header{f.Name: {f.Value}}) != nil {
 		return errors.New("a field is written as Name: value")
 	}
-	c.response.Fields = append(c.response.Fields, server.Field{
-		Name: http.CanonicalHeaderKey(strings.TrimSpace(name)), Value: strings.TrimSpace(value),
-	})
+	c.response.Fields = append(c.response.Fields, f)
 	return nil
 }
 

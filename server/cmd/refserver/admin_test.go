@@ -406,6 +406,7 @@ func TestAdminFlagsThatAreWrongAreMetWithTheCure(t *testing.T) {
 		"complete -status 199" + ofTheKey:        "-status is 199",
 		"complete -status 200 -ttl 0" + ofTheKey: "-ttl is 0s: it must be at least 1ms",
 		"complete -status 200 -header Location" + ofTheKey: `invalid value "Location" for flag -header: a field is written as Name: value`,
+		"complete -status 200 -header ä:1" + ofTheKey:      `invalid value "ä:1" for flag -header: a field is written as Name: value`,
 	} {
 		t.Run(args, func(t *testing.T) {
 			t.Parallel()
