@@ -6,10 +6,10 @@ LINTER := go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 MODULES := $(dir $(shell git ls-files '*go.mod'))
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint check fuzz chaos stress drill cover servers
+.PHONY: help test lint check fuzz chaos stress drill bench-pg bench-pg-growth cover servers
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 test: servers ## Run all tests, with the race detector and in random order
 	@for module in $(MODULES); do \
@@ -35,6 +35,12 @@ stress: servers ## Run the long stress test of pgstore: 4,000 operations with ev
 drill: servers ## Run the long drills of pgstore: ten failovers, and cleanup beside claims that are timed, about 5 min
 	go test -race -count=1 -timeout 30m -v -run '^TestFailoverDrill$$' ./server/pgstore -drill.ops 1000 -drill.rounds 10
 	go test -count=1 -timeout 30m -v -run '^TestCleanupBesideClaims$$' ./server/pgstore -cleanup.records 100000 -cleanup.timed
+
+bench-pg: servers ## Measure what the guarantees of pgstore cost, about 20 min; docs/performance.md has one run
+	cd bench && go run .
+
+bench-pg-growth: servers ## Measure pgstore among 10 million records, and cleanup; takes 20 GB of disk and about 45 min
+	cd bench && go run . -regimes none -wal=false -growth 10000000 -settle 1000000 -cleanup 1000000
 
 cover: servers ## Show the test coverage of each package, and write cover.out
 	go test -count=1 -coverprofile=cover.out -coverpkg=./... ./... | grep -v 'no test files'

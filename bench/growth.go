@@ -82,7 +82,7 @@ func (p plan) settleDown(ctx context.Context, out io.Writer) error {
 	defer l.pool.Close()
 	stopCleaner := l.clean(ctx, 5*time.Second)
 	defer stopCleaner()
-	fmt.Fprintf(out, "\n### Growth: %d operations in lease mode, whose records live for %v, with the cleaner on\n\n", p.settle, settledTTL)
+	fmt.Fprintf(out, "\n### Settling: %d operations in lease mode, whose records live for %v, with the cleaner on\n\n", p.settle, settledTTL)
 	fmt.Fprintln(out, "| operations | operations/s | claims p99 | records | size | of what is live, in a new table | target | updates in place |")
 	fmt.Fprintln(out, "| ---: | ---: | ---: | ---: | ---: | ---: | --- | ---: |")
 	const steps = 5
