@@ -9,7 +9,7 @@ MODULES := $(dir $(shell git ls-files '*go.mod'))
 .PHONY: help test lint check fuzz chaos stress drill bench-pg bench-pg-growth cover servers
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 test: servers ## Run all tests, with the race detector and in random order
 	@for module in $(MODULES); do \
@@ -29,7 +29,7 @@ fuzz: ## Fuzz every parser for 20 s each
 chaos: servers ## Run the long storm: 2,000 operations with each of three seeds, about 5 min
 	go test -race -count=1 -timeout 30m -v -run '^TestChaos$$' ./server/cmd/refserver -chaos.ops 2000 -chaos.seeds 1,2,3
 
-stress: servers ## Run the long stress test of pgstore: 4,000 operations with every kind of store, about 10 min
+stress: servers ## Run the long stress test of pgstore: 4,000 operations with every kind of store, about 15 min
 	go test -race -count=1 -timeout 60m -v -run '^TestStress$$' ./server/pgstore -stress.keys 4000
 
 drill: servers ## Run the long drills of pgstore: ten failovers, and cleanup beside claims that are timed, about 5 min

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -24,20 +25,31 @@ import (
 var stressKeys = flag.Int("stress.keys", 50, "operations that TestStress runs with every store and on every way to it")
 
 const (
-	stressClients    = 200 // at the same time
-	stressDuplicates = 6   // of each request
-	stressKill       = 25 * time.Millisecond
+	stressProcesses  = 3
+	stressConns      = 8                     // of each process
+	stressClients    = 200                   // at the same time
+	stressDuplicates = 6                     // of each request
+	stressPause      = 10 * time.Millisecond // between an effect and its answer, at most
+	stressKill       = 25 * time.Millisecond // between the ends of two sessions
 )
 
-// TestStress sends every request several times at once to two processes whose
+// TestStress sends every request several times at once to processes whose
 // handlers fail after their effect as often as not, while session after session
 // is ended. It is not parallel: it needs what connections there are.
 func TestStress(t *testing.T) { //nolint:paralleltest // see above
 	stores := map[string]func(*testing.T, *pgtest.DB) *pgstore.Store{
-		"database/sql": func(t *testing.T, db *pgtest.DB) *pgstore.Store { t.Helper(); return pgstore.FromDB(sqlDB(t, db)) },
+		"database/sql": func(t *testing.T, db *pgtest.DB) *pgstore.Store {
+			t.Helper()
+			opened := sqlDB(t, db)
+			opened.SetMaxOpenConns(stressConns)
+			return pgstore.FromDB(opened)
+		},
 	}
 	for mode, newStore := range modes {
-		stores[mode] = func(t *testing.T, db *pgtest.DB) *pgstore.Store { t.Helper(); return newStore(db.Pool(t)) }
+		stores[mode] = func(t *testing.T, db *pgtest.DB) *pgstore.Store {
+			t.Helper()
+			return newStore(db.With("pool_max_conns", strconv.Itoa(stressConns)).Pool(t))
+		}
 	}
 	for mode, newStore := range stores {
 		for _, locks := range []string{"", " without locks"} {
@@ -119,7 +131,7 @@ func endSessions(t *testing.T, db *pgtest.DB) (stop func() int) {
 	return stop
 }
 
-// stress is a service of two processes, and what its clients were told.
+// stress is a service of some processes, and what its clients were told.
 type stress struct {
 	mode      string
 	processes []http.Handler
@@ -145,7 +157,7 @@ func newStress(t *testing.T, mode string, db *pgtest.DB, newStore func(*testing.
 		_, err := pgstore.Tx(ctx).Exec(ctx, sql, args...)
 		return err
 	}
-	for range 2 {
+	for range stressProcesses {
 		store := newStore(t, db)
 		store.Logger = quiet
 		m := &server.Middleware{
@@ -170,6 +182,7 @@ func (s *stress) handle(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
+	<-time.After(rand.N(stressPause))
 	switch rand.IntN(6) {
 	case 0:
 		http.Error(w, "failed after the effect", http.StatusInternalServerError)
@@ -196,7 +209,7 @@ func (s *stress) run(t *testing.T, keys int) {
 					return
 				}
 				key := fmt.Sprintf("key-%d", n/stressDuplicates)
-				s.ask(t, s.processes[(n+i)%2], key)
+				s.ask(t, s.processes[(n+i)%stressProcesses], key)
 			}
 		})
 	}
