@@ -77,6 +77,6 @@ func relay(client net.Conn, network, address string) {
 // less than a millisecond when nothing else runs.
 func pause() {
 	left := syscall.NsecToTimespec(extraRoundTrip)
-	for syscall.Nanosleep(&left, &left) != nil { //nolint:revive // a signal has come; sleep for what is left
+	for syscall.Nanosleep(&left, &left) != nil { // a signal has come; sleep for what is left
 	}
 }

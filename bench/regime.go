@@ -40,8 +40,10 @@ var regimes = map[string]regime{
 	"cpu": {
 		title: "Bound by the CPU: clients and server on the same cores",
 		targets: []target{
-			{transactional, 8, 0.70}, {transactional, 64, 0.60},
-			{replay, 8, 0.5}, {rememberedReplay, 8, 0.8},
+			{transactional, 8, 0.70},
+			{transactional, 64, 0.60},
+			{replay, 8, 0.5},
+			{rememberedReplay, 8, 0.8},
 		},
 		start: startNearby,
 	},

@@ -142,7 +142,7 @@ func (l *lab) fillRecords(ctx context.Context, n int) (err error) {
 	if _, err := l.pool.Exec(ctx, "VACUUM ANALYZE "+l.table()); err != nil {
 		return err
 	}
-	rows, _ := l.pool.Query(ctx, fmt.Sprintf(selectKeys, l.table()), replayed) //nolint:sqlclosecheck // CollectRows closes them
+	rows, _ := l.pool.Query(ctx, fmt.Sprintf(selectKeys, l.table()), replayed)
 	l.finished, err = pgx.CollectRows(rows, pgx.RowTo[string])
 	return err
 }
