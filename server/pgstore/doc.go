@@ -42,8 +42,10 @@
 // also works behind pgbouncer in transaction mode; other pools need
 // default_query_exec_mode=cache_describe or exec there. Claims and replays go
 // to the primary only, with several hosts by target_session_attrs=read-write.
-// Synchronous standbys lose nothing in a failover. Deadlines are set and judged
-// by the database's clock alone.
+// Synchronous standbys lose nothing in a failover: a COMMIT that waits for them
+// is never cancelled, so that it may keep its connection for up to 30 seconds
+// longer than its caller waits, and closing the pool as long. Deadlines are set
+// and judged by the database's clock alone.
 //
 // The advisory locks of transactional mode are of the transaction, never of the
 // session. Their numbers are 64 bits of a hash over table, account and key, and

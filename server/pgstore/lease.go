@@ -210,9 +210,10 @@ func (s *Store) look(ctx context.Context, id server.ID) (r *record, err error) {
 
 // update runs a statement that changes at most the record of id. It may be sent
 // twice: the second time it finds nothing left to change.
-func (s *Store) update(ctx context.Context, id server.ID, statement string, args ...any) (rows int64, err error) {
+func (s *Store) update(ctx context.Context, id server.ID, statement string, args ...any) (int64, error) {
 	args = append([]any{id.Account, id.Key}, args...)
-	err = retry(ctx, func() error {
+	var rows int64
+	err := retry(ctx, func() error {
 		return s.flight(ctx, commit, func(b *pgx.Batch) {
 			b.Queue(s.sql(statement), args...).Exec(count(&rows))
 		})

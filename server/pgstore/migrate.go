@@ -42,6 +42,9 @@ func Migrations(table string) ([]string, error) {
 // Migrate brings the schema of [DefaultTable] up to date, or makes it. Any
 // number of processes may do so at the same time. If there is nothing to do it
 // only reads. A schema newer than this version knows is an error.
+//
+// A table that it makes in a database with the Citus extension is distributed
+// by account_id.
 func Migrate(ctx context.Context, pool *pgxpool.Pool) error { return New(pool).Migrate(ctx) }
 
 // Migrate is [Migrate] for the table of s.
@@ -90,8 +93,28 @@ func (s *Store) migrate(ctx context.Context, tx pgx.Tx, steps []string) error {
 			return err
 		}
 	}
+	if schema.version == 0 {
+		return s.distribute(ctx, tx)
+	}
 	return nil
 }
+
+// distribute spreads the records over the nodes of a Citus cluster, if this is
+// one. All records of an account are on one node.
+func (s *Store) distribute(ctx context.Context, tx pgx.Tx) error {
+	var citus bool
+	if err := tx.QueryRow(ctx, selectCitus).Scan(&citus); err != nil || !citus {
+		return err
+	}
+	_, err := tx.Exec(ctx, s.sql(distributeTables))
+	return err
+}
+
+const (
+	selectCitus = `SELECT count(*) > 0 FROM pg_extension WHERE extname = 'citus'`
+
+	distributeTables = `SELECT create_distributed_table('{table}', 'account_id'), create_reference_table('{table}_schema')`
+)
 
 // schema is the row of the schema's table.
 type schema struct {
