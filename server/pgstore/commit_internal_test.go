@@ -1,0 +1,70 @@
+package pgstore
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+)
+
+// heldConn notes what becomes of a connection.
+type heldConn struct {
+	connection
+
+	became chan string
+}
+
+func (heldConn) Conn() *pgx.Conn { return nil }
+func (c heldConn) Release()      { c.became <- "released" }
+func (c heldConn) Hijack()       { c.became <- "taken out" }
+
+// A COMMIT outlives the patience of its caller. It keeps its connection until it
+// is answered, but not for ever.
+func TestSeeThroughAfterItsCaller(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name   string
+		answer time.Duration
+		became string
+		after  time.Duration
+	}{
+		{"answered in time", time.Millisecond, "released", time.Millisecond},
+		{"answered later", 10 * time.Second, "released", 10 * time.Second},
+		{"answered too late", time.Hour, "taken out", 31 * time.Second},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				began := time.Now()
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				conn := heldConn{became: make(chan string, 2)}
+				errAnswer := errors.New("the answer")
+				err := seeThrough(ctx, conn, func(ctx context.Context, _ *pgx.Conn) error {
+					<-time.After(c.answer)
+					require.NoError(t, ctx.Err())
+					if c.became == "taken out" {
+						runtime.Goexit() // there is no connection to close
+					}
+					return errAnswer
+				})
+				if c.answer < time.Second {
+					require.ErrorIs(t, err, errAnswer)
+				} else {
+					require.Equal(t, time.Second, time.Since(began))
+					require.ErrorIs(t, err, errUnanswered)
+					require.ErrorIs(t, err, context.DeadlineExceeded)
+				}
+				require.Equal(t, c.became, <-conn.became)
+				require.Equal(t, c.after, time.Since(began))
+				<-time.After(2 * time.Hour)
+				require.Empty(t, conn.became, "and nothing else")
+			})
+		})
+	}
+}
