@@ -66,7 +66,7 @@ func TestEveryKindOfWorkIsComparedInEveryRegime(t *testing.T) { //nolint:paralle
 
 // What an operation writes does not depend on how fast the machine is.
 func TestWALOfAnOperation(t *testing.T) { //nolint:paralleltest // see above
-	for title, lines := range tablesOf(t, "-regimes", "none", "-records", "50000") {
+	for title, lines := range tablesOf(t, "-regimes", "none", "-records", "10000") {
 		require.Regexp(t, `^WAL of an operation whose answer takes 5\d\d B$`, title)
 		require.Len(t, lines, 4)
 		for _, line := range lines[2:] {

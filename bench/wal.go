@@ -13,7 +13,7 @@ import (
 const walAllowance = 400
 
 // walRuns is how many operations are measured.
-const walRuns = 500
+const walRuns = 3000
 
 // compareWAL prints what an operation of each kind writes.
 func (p plan) compareWAL(ctx context.Context, out io.Writer) error {
