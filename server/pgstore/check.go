@@ -217,15 +217,26 @@ func excludeOneAnother(ctx context.Context, one, other *pgx.Conn) (bool, error) 
 		b.Queue(tryOnlyLock, lock).QueryRow(scan(&got[i]))
 		err := conn.SendBatch(ctx, b).Close()
 		defer abort(ctx, conn)
-		var pgErr *pgconn.PgError
-		if errors.As(err, &pgErr) && !transient(err) {
-			return false, nil // the engine has no such function
+		if isNotThere(err) {
+			return false, nil
 		}
 		if err != nil {
 			return false, err
 		}
 	}
+	if got[0] && got[1] { // proves something only if the one has not lost its session, and the lock with it
+		if _, err := one.Exec(ctx, "SELECT 1"); err != nil {
+			return false, err
+		}
+	}
 	return got[0] && !got[1], nil
+}
+
+// isNotThere reports whether the engine says that it has no such function, or
+// that it does nothing.
+func isNotThere(err error) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && (strings.HasPrefix(pgErr.Code, "42") || strings.HasPrefix(pgErr.Code, "0A"))
 }
 
 // Open returns a pool for dsn with what this package needs: an execution mode

@@ -2,11 +2,14 @@ package pgstore_test
 
 import (
 	"slices"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/idemhttp/idem/internal/pgtest"
 	"github.com/idemhttp/idem/server"
 	"github.com/idemhttp/idem/server/pgstore"
 )
@@ -36,6 +39,26 @@ func TestCheckFindsOutWhetherLocksAreReal(t *testing.T) {
 			require.True(t, placesRecord(t, "CREATE FUNCTION shadow.pg_try_advisory_xact_lock(bigint) RETURNS boolean "+body))
 		})
 	}
+}
+
+// What is found out stays, so it must not be a session's end that was found out.
+func TestSessionThatEndsDuringTheCheckProvesNothingAboutLocks(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	w := newWire(t, db)
+	var tries atomic.Int64
+	w.Intercept(func(s pgtest.Statement) pgtest.Verdict {
+		if strings.HasPrefix(s.SQL, "SELECT pg_try_advisory_xact_lock(") && tries.Add(1) == 2 {
+			db.Exec(t, `
+				SELECT pg_terminate_backend(pid, 5000) FROM pg_locks WHERE locktype = 'advisory'
+				   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`)
+		}
+		return pgtest.Pass
+	})
+	store := open(t, pgstore.Transactional, w.DB)
+	require.Equal(t, int64(4), tries.Load(), "the check was made again")
+	owned(t, store, request("key"))
+	require.True(t, found(t, open(t, pgstore.Transactional, db), somethingElse(request("key"))).Reused, "as only locks can prove")
 }
 
 // A pool of one cannot find out. The locks then promise what they do not keep,
