@@ -4,7 +4,6 @@ import (
 	"io"
 	"net"
 	"net/url"
-	"sync"
 	"syscall"
 
 	"github.com/jackc/pgx/v5"
@@ -33,20 +32,16 @@ func delay(dsn string) (far string, stop func(), err error) {
 	query := u.Query()
 	query.Del("host")
 	u.Host, u.RawQuery = listener.Addr().String(), query.Encode()
-	var connections sync.WaitGroup
 	go func() {
 		for {
 			client, err := listener.Accept()
 			if err != nil {
 				return
 			}
-			connections.Go(func() { relay(client, network, address) })
+			go relay(client, network, address) // ends with the client or the server
 		}
 	}()
-	return u.String(), func() {
-		listener.Close()
-		connections.Wait()
-	}, nil
+	return u.String(), func() { listener.Close() }, nil
 }
 
 func relay(client net.Conn, network, address string) {
