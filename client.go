@@ -17,7 +17,7 @@ import (
 type Client struct {
 	// BaseURL is put in front of URLs without a host: "/payments" after
 	// "https://api.example.com/v1" is "https://api.example.com/v1/payments".
-	// Empty means that all URLs are absolute.
+	// It has no query and no fragment. Empty means that all URLs are absolute.
 	BaseURL string
 	// Header is added to every request, unless the request has the field
 	// itself. This is the place for credentials: they are never stored with an

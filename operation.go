@@ -231,6 +231,9 @@ func (c *Client) resolve(u *url.URL) (absolute *url.URL, foreign bool, err error
 		if err := checkURL("Client.BaseURL", base); err != nil {
 			return nil, false, err
 		}
+		if base.RawQuery != "" || base.Fragment != "" {
+			return nil, false, &UsageError{Field: "Client.BaseURL", Reason: "it has a query or a fragment; give them with the URL of each operation"}
+		}
 	}
 	if u.Host == "" && u.Scheme == "" {
 		if base == nil {
