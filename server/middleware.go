@@ -128,7 +128,8 @@ func (m *Middleware) Validate() error {
 	wrong(m.Store == nil, "Store", "is nil: set it to a pgstore, or to a memstore while trying things out")
 	wrong(m.Account == nil, "Account", "is nil: set it to a function that returns the authenticated account of a request")
 	for _, method := range m.Methods {
-		wrong(rfc9110.IsSafe(method), "Methods", fmt.Sprintf("has %q: leave safe methods out, they may be repeated as they are", method))
+		wrong(!rfc9110.IsToken(method), "Methods", fmt.Sprintf("has %q: a method is a word such as POST", method))
+		wrong(method != "" && rfc9110.IsSafe(method), "Methods", fmt.Sprintf("has %q: leave safe methods out, they may be repeated as they are", method))
 	}
 	for _, d := range []struct {
 		field string

@@ -689,23 +689,26 @@ func TestFieldsOfMiddlewaresOutsideStaySingle(t *testing.T) {
 
 func TestAnInvalidConfigurationIsExplained(t *testing.T) {
 	t.Parallel()
-	for field, spoil := range map[string]func(*server.Middleware){
-		"Store":          func(mw *server.Middleware) { mw.Store = nil },
-		"Account":        func(mw *server.Middleware) { mw.Account = nil },
-		"Methods":        func(mw *server.Middleware) { mw.Methods = []string{"POST", "get"} },
-		"Wait":           func(mw *server.Middleware) { mw.Wait = -1 },
-		"Lease":          func(mw *server.Middleware) { mw.Lease = 999 * time.Microsecond },
-		"TTL":            func(mw *server.Middleware) { mw.TTL = -time.Hour },
-		"HandlerTimeout": func(mw *server.Middleware) { mw.HandlerTimeout = -1 },
-		"StoreTimeout":   func(mw *server.Middleware) { mw.StoreTimeout = -1 },
-		"MaxBody":        func(mw *server.Middleware) { mw.MaxBody = -1 },
-		"MaxStored":      func(mw *server.Middleware) { mw.MaxStored = -1 },
-		"MaxBuffered":    func(mw *server.Middleware) { mw.MaxBuffered = -1 },
-		"MaxWaiters":     func(mw *server.Middleware) { mw.MaxWaiters = -1 },
-		"Takeover":       func(mw *server.Middleware) { mw.Takeover = 2 },
+	for name, spoil := range map[string]func(*server.Middleware){
+		"Store":           func(mw *server.Middleware) { mw.Store = nil },
+		"Account":         func(mw *server.Middleware) { mw.Account = nil },
+		"Methods":         func(mw *server.Middleware) { mw.Methods = []string{"POST", "get"} },
+		"Methods, a list": func(mw *server.Middleware) { mw.Methods = []string{"POST, PATCH"} },
+		"Methods, empty":  func(mw *server.Middleware) { mw.Methods = []string{""} },
+		"Wait":            func(mw *server.Middleware) { mw.Wait = -1 },
+		"Lease":           func(mw *server.Middleware) { mw.Lease = 999 * time.Microsecond },
+		"TTL":             func(mw *server.Middleware) { mw.TTL = -time.Hour },
+		"HandlerTimeout":  func(mw *server.Middleware) { mw.HandlerTimeout = -1 },
+		"StoreTimeout":    func(mw *server.Middleware) { mw.StoreTimeout = -1 },
+		"MaxBody":         func(mw *server.Middleware) { mw.MaxBody = -1 },
+		"MaxStored":       func(mw *server.Middleware) { mw.MaxStored = -1 },
+		"MaxBuffered":     func(mw *server.Middleware) { mw.MaxBuffered = -1 },
+		"MaxWaiters":      func(mw *server.Middleware) { mw.MaxWaiters = -1 },
+		"Takeover":        func(mw *server.Middleware) { mw.Takeover = 2 },
 	} {
-		t.Run(field, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			field, _, _ := strings.Cut(name, ",")
 			s := newService(spoil, created)
 			var wrong *server.ConfigError
 			require.ErrorAs(t, s.mw.Validate(), &wrong)
