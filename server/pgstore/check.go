@@ -242,9 +242,10 @@ func isNotThere(err error) bool {
 // Open returns a pool for dsn with what this package needs: an execution mode
 // that works behind a pooler in transaction mode, and, if dsn names several
 // hosts, only the one that takes writes. Whatever dsn says about either holds.
-// It has connected once when it returns. The caller closes the pool.
+// It has connected once when it returns. The caller closes the pool. Errors do
+// not repeat dsn.
 func Open(ctx context.Context, dsn string) (*pgxpool.Pool, error) {
-	config, err := pgxpool.ParseConfig(dsn)
+	config, err := parse(dsn)
 	if err != nil {
 		return nil, err
 	}
@@ -266,6 +267,22 @@ func Open(ctx context.Context, dsn string) (*pgxpool.Pool, error) {
 		return nil, err
 	}
 	return pool, nil
+}
+
+// parse reads dsn. Where it is malformed nobody can tell for certain which part
+// is the password, so no error has any of it.
+func parse(dsn string) (*pgxpool.Config, error) {
+	config, err := pgxpool.ParseConfig(dsn)
+	if malformed := (*pgconn.ParseConfigError)(nil); errors.As(err, &malformed) {
+		malformed.ConnString = "the connection string"
+	}
+	if err != nil {
+		return nil, err
+	}
+	if strings.LastIndex(config.ConnConfig.Host, "@") > 0 { // at 0 it is an abstract socket
+		return nil, errors.New("pgstore: the host of the connection string has an @: in a password it is written as %40")
+	}
+	return config, nil
 }
 
 func severalHosts(config *pgx.ConnConfig) bool {

@@ -157,6 +157,21 @@ func TestOpenChoosesAModeForPoolers(t *testing.T) {
 	require.Equal(t, pgx.QueryExecModeCacheStatement, given.Config().ConnConfig.DefaultQueryExecMode)
 }
 
+func TestOpenDoesNotRepeatAConnectionStringThatIsMalformed(t *testing.T) {
+	t.Parallel()
+	for dsn, want := range map[string]string{
+		"host=db password = 'open sesame' port=abc": "cannot parse `the connection string`: invalid port",
+		"host=db password='open sesame port=1":      "unterminated quoted string",
+		"sesame":                                    "invalid keyword/value",
+		"postgres://u:open@sesame@db/shop":          "in a password it is written as %40",
+		"postgres://u:open/sesame@db/shop":          "invalid port",
+	} {
+		_, err := pgstore.Open(t.Context(), dsn)
+		require.ErrorContains(t, err, want, dsn)
+		require.NotContains(t, err.Error(), "sesame")
+	}
+}
+
 func TestOpenWithSeveralHostsTakesTheOneForWrites(t *testing.T) {
 	t.Parallel()
 	pool, err := pgstore.Open(t.Context(), pgtest.New(t).URL)
