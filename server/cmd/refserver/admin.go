@@ -117,7 +117,7 @@ func (c *adminCall) parse(args []string) (run func(*adminCall, context.Context) 
 		fs.PrintDefaults()
 	}
 	if err == nil && fs.NArg() > 0 {
-		err = fmt.Errorf("unexpected argument %q", fs.Arg(0))
+		err = fmt.Errorf("unexpected argument %s", shown(fs.Arg(0)))
 	}
 	if err != nil {
 		return nil, err

@@ -25,6 +25,7 @@ func TestFlagsThatAreWrongAreMetWithTheCure(t *testing.T) {
 		{"-store postgres -database-url=", "-store=postgres needs -database-url, or DATABASE_URL in the environment"},
 		{"-store mysql", `-store is "mysql": it must be memory, postgres or redis`},
 		{"-store redis", "-store=redis needs -redis-url, or REDIS_URL in the environment"},
+		{"-database-url postgres://127.0.0.1/shop", "-database-url needs -store=postgres"},
 		{"-redis-url redis://127.0.0.1", "-redis-url needs -store=redis or -store=postgres"},
 		{"-wait -1s", "-wait is -1s: it must be at least 0s"},
 		{"-lease 0s", "-lease is 0s: it must be at least 1ms"},
@@ -39,9 +40,12 @@ func TestFlagsThatAreWrongAreMetWithTheCure(t *testing.T) {
 		{"-log xml", `-log is "xml": it must be text, json or off`},
 		{"-nope", "flag provided but not defined: -nope"},
 		{"serve", `unexpected argument "serve": there are only flags, and the command admin`},
+		{"-store postgres postgres://user:secret@127.0.0.1/shop", `unexpected argument "postgres://..."`},
 		{"-upstream http://127.0.0.1:9000", "-upstream needs either -account-header or -account-claim: keys belong to accounts"},
 		{"-upstream http://127.0.0.1:9000 -account-header A -account-claim b", "-upstream needs either -account-header or -account-claim"},
-		{"-upstream 127.0.0.1:9000 -account-header A", `invalid value "127.0.0.1:9000" for flag -upstream`},
+		{"-upstream 127.0.0.1:9000 -account-header A", "-upstream must be a URL such as http://127.0.0.1:9000"},
+		{"-upstream http://user:secret%zz@127.0.0.1 -account-header A", "-upstream must be a URL such as http://127.0.0.1:9000"},
+		{"-upstream http://127.0.0.1:9000 -account-header A:", `-account-header is "A:": it must be the name of a field`},
 		{"-upstream http://127.0.0.1:9000 -account-header A -max-body 0", "-max-body is 0: it must be at least 1"},
 		{"-upstream http://127.0.0.1:9000 -account-header A -fault-drop 0.5", "-fault flags do not go with -upstream"},
 		{"-account-header A", "-account-header, -account-claim, -require-key and -methods need -upstream"},
@@ -53,6 +57,7 @@ func TestFlagsThatAreWrongAreMetWithTheCure(t *testing.T) {
 			var stdout, stderr bytes.Buffer
 			require.Equal(t, 2, run(t.Context(), strings.Fields(tt.args), &stdout, &stderr))
 			require.Contains(t, stderr.String(), tt.want)
+			require.NotContains(t, stderr.String(), "secret")
 			require.Empty(t, stdout.String())
 		})
 	}

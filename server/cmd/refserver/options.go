@@ -10,9 +10,11 @@ import (
 	"net/url"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
+	"github.com/idemhttp/idem/internal/rfc9110"
 	"github.com/idemhttp/idem/server"
 	"github.com/idemhttp/idem/server/refserver"
 )
@@ -46,6 +48,7 @@ func parse(args []string, usage io.Writer) (options, error) {
 	fs.StringVar(&o.adminAddr, "admin-addr", "", "`host:port` on which operators, and nobody else, get /metrics, /debug/idempotency,\n"+
 		"/debug/pprof/, /healthz and /readyz; none without it")
 	o.storeOptions.register(fs, "memory")
+	fs.Lookup("database-url").Usage += ".\nEvery order that is being made holds one of pool_max_conns connections"
 	o.sidecarOptions.register(fs)
 	fs.DurationVar(&o.wait, "wait", time.Second, "how long a duplicate waits for the first attempt before it is answered 202")
 	fs.DurationVar(&o.lease, "lease", 30*time.Second, "how long an attempt may go without a sign of life")
@@ -76,9 +79,18 @@ func parse(args []string, usage io.Writer) (options, error) {
 		return o, err
 	}
 	if fs.NArg() > 0 {
-		return o, fmt.Errorf("unexpected argument %q: there are only flags, and the command admin", fs.Arg(0))
+		return o, fmt.Errorf("unexpected argument %s: there are only flags, and the command admin", shown(fs.Arg(0)))
 	}
 	return o, cmp.Or(o.check(), o.resolve(), o.sidecarOptions.check(o.chances))
+}
+
+// shown returns an argument as it may be printed: it could be a URL with a
+// password, whose flag was forgotten.
+func shown(arg string) string {
+	if scheme, _, isURL := strings.Cut(arg, "://"); isURL {
+		arg = scheme + "://..."
+	}
+	return strconv.Quote(arg)
 }
 
 func (o options) check() error {
@@ -149,14 +161,14 @@ type storeOptions struct{ store, databaseURL, redisURL string }
 
 func (o *storeOptions) register(fs *flag.FlagSet, store string) {
 	fs.StringVar(&o.store, "store", store, "where keys and answers are kept: memory, postgres or redis; with postgres the orders and payments too")
-	fs.StringVar(&o.databaseURL, "database-url", "", "`URL` of the database of -store=postgres; without it the environment variable DATABASE_URL.\n"+
-		"Every order that is being made holds one of pool_max_conns connections.")
+	fs.StringVar(&o.databaseURL, "database-url", "", "`URL` of the database of -store=postgres; without it the environment variable DATABASE_URL")
 	fs.StringVar(&o.redisURL, "redis-url", "", "`URL` of Redis; of -store=redis, for which the environment variable REDIS_URL will do, or with\n"+
 		"-store=postgres of a quick door in front of it")
 }
 
 // resolve looks into the environment, which -h must not show, and checks.
 func (o *storeOptions) resolve() error {
+	unused := o.databaseURL != "" && o.store != "postgres"
 	o.databaseURL = cmp.Or(o.databaseURL, os.Getenv("DATABASE_URL"))
 	if o.store == "redis" {
 		o.redisURL = cmp.Or(o.redisURL, os.Getenv("REDIS_URL"))
@@ -168,6 +180,8 @@ func (o *storeOptions) resolve() error {
 		return errors.New("-store=postgres needs -database-url, or DATABASE_URL in the environment, such as postgres://user@host/database")
 	case o.store == "redis" && o.redisURL == "":
 		return errors.New("-store=redis needs -redis-url, or REDIS_URL in the environment, such as redis://127.0.0.1:6379")
+	case unused:
+		return errors.New("-database-url needs -store=postgres")
 	case o.store == "memory" && o.redisURL != "":
 		return errors.New("-redis-url needs -store=redis or -store=postgres")
 	}
@@ -176,7 +190,8 @@ func (o *storeOptions) resolve() error {
 
 // sidecarOptions says in front of which service to stand, and how.
 type sidecarOptions struct {
-	upstream      *url.URL // nil: the program serves its own API
+	upstreamURL   string
+	upstream      *url.URL // what it says; nil: the program serves its own API
 	accountHeader string
 	accountClaim  string
 	requireKey    bool
@@ -185,17 +200,16 @@ type sidecarOptions struct {
 }
 
 func (o *sidecarOptions) register(fs *flag.FlagSet) {
-	fs.Func("upstream", "`URL` of a service to stand in front of, such as http://127.0.0.1:9000, in place of the API", func(s string) (err error) {
-		o.upstream, err = url.Parse(s)
-		return err
-	})
+	fs.StringVar(&o.upstreamURL, "upstream", "", "`URL` of a service to stand in front of, such as http://127.0.0.1:9000, in place of the API")
 	fs.StringVar(&o.accountHeader, "account-header", "", "with -upstream: `field` that names the account. Whoever stands in front sets it,\n"+
 		"and removes it from what clients send")
 	fs.StringVar(&o.accountClaim, "account-claim", "", "with -upstream: `claim` of the bearer token that names the account.\n"+
 		"THE TOKEN IS NOT VERIFIED HERE: whoever stands in front must have done so")
 	fs.BoolVar(&o.requireKey, "require-key", false, "with -upstream: refuse requests without a key, for which -methods asks one")
-	fs.Func("methods", "with -upstream: methods whose requests are guarded if they have a key (default POST,PATCH)", func(s string) error {
-		o.methods = strings.Split(s, ",")
+	fs.Func("methods", "with -upstream: `methods` whose requests are guarded if they have a key (default POST,PATCH)", func(s string) error {
+		for method := range strings.SplitSeq(s, ",") {
+			o.methods = append(o.methods, strings.TrimSpace(method))
+		}
 		return nil
 	})
 	fs.Int64Var(&o.maxBody, "max-body", 1<<20, "with -upstream: the largest body, in `bytes`, of a request with a key")
@@ -203,6 +217,12 @@ func (o *sidecarOptions) register(fs *flag.FlagSet) {
 
 func (o *sidecarOptions) check(chances refserver.Chances) error {
 	faults := chances != (refserver.Chances{Seed: chances.Seed, DelayFor: chances.DelayFor})
+	if o.upstreamURL != "" {
+		var err error
+		if o.upstream, err = url.Parse(o.upstreamURL); err != nil { // which repeats the URL
+			return errors.New("-upstream must be a URL such as http://127.0.0.1:9000")
+		}
+	}
 	switch {
 	case o.upstream == nil && (o.accountHeader != "" || o.accountClaim != "" || o.requireKey || o.methods != nil):
 		return errors.New("-account-header, -account-claim, -require-key and -methods need -upstream")
@@ -210,6 +230,8 @@ func (o *sidecarOptions) check(chances refserver.Chances) error {
 		return nil
 	case (o.accountHeader == "") == (o.accountClaim == ""):
 		return errors.New("-upstream needs either -account-header or -account-claim: keys belong to accounts")
+	case o.accountHeader != "" && !rfc9110.IsToken(o.accountHeader):
+		return fmt.Errorf("-account-header is %q: it must be the name of a field, such as X-Account-Id", o.accountHeader)
 	case o.maxBody < 1:
 		return fmt.Errorf("-max-body is %d: it must be at least 1", o.maxBody)
 	case faults:
