@@ -225,6 +225,9 @@ func (c *Client) resolve(u *url.URL) (absolute *url.URL, foreign bool, err error
 	}
 	var base *url.URL
 	if c.BaseURL != "" {
+		if !strings.Contains(c.BaseURL, "://") {
+			return nil, false, &UsageError{Field: "Client.BaseURL", Reason: "it has no scheme; begin it with https://"}
+		}
 		if base, err = url.Parse(c.BaseURL); err != nil {
 			return nil, false, unparsable("Client.BaseURL", err)
 		}
