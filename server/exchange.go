@@ -186,6 +186,7 @@ func (x *exchange) readAccount() Refusal {
 	case errors.Is(err, ErrNoAccount) || err == nil && account == "":
 		return ResultNoAccount.refusal().with("Authenticate, then send the request again with the same key.")
 	case errors.As(err, &chosen) && chosen.HTTPStatus() >= 400 && chosen.HTTPStatus() < 600:
+		x.event.Err = err
 		refused := ResultRefused.refusal()
 		refused.Status = chosen.HTTPStatus()
 		return refused

@@ -261,6 +261,9 @@ func TestAccountsThatCannotBeUsed(t *testing.T) {
 			require.Equal(t, c.status == 503, w.Header().Get("Retry-After") != "")
 			require.Zero(t, s.runs.Load())
 			require.Zero(t, s.store.called("claim"))
+			if c.status == 403 || c.status == 503 { // the service's own reasons
+				require.ErrorIs(t, s.lastEvent().Err, c.err)
+			}
 		})
 	}
 }

@@ -67,6 +67,9 @@ func (en *entry) attrs() []slog.Attr {
 			slog.String("account_id", op.Account),
 			slog.String("idempotency_key", keyfield.Shorten(op.Key)))
 	}
+	if err := en.event.Err; err != nil {
+		attrs = append(attrs, slog.Any("error", err))
+	}
 	return attrs
 }
 
