@@ -64,13 +64,20 @@ func (s *Store) Lost(ctx context.Context, limit int) ([]server.Entry, error) {
 	return s.entries(ctx, selectLost, max(0, limit))
 }
 
-// ReleaseLost implements [server.Releaser].
+// ReleaseLost implements [server.Releaser]. It is sent once: of a second try one
+// could not tell whether the first had released the operation.
 func (s *Store) ReleaseLost(ctx context.Context, op server.Operation) (bool, error) {
 	if _, err := s.facts(ctx); err != nil {
 		return false, err
 	}
-	released, err := s.update(ctx, idOf(op), releaseLost, op.ID)
-	return released > 0, err
+	var released int64
+	err := s.flight(ctx, commit, func(b *pgx.Batch) {
+		b.Queue(s.sql(releaseLost), op.Account, op.Key, op.ID).Exec(count(&released))
+	})
+	if err != nil {
+		return false, explain(err)
+	}
+	return released > 0, nil
 }
 
 func (s *Store) entries(ctx context.Context, statement string, args ...any) (entries []server.Entry, err error) {

@@ -131,3 +131,18 @@ func TestDatabaseClockDecides(t *testing.T) {
 		}
 	}
 }
+
+// An operator is not told that somebody else has done what he did.
+func TestReleaseWhoseAnswerIsLostIsNotDenied(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	w := newWire(t, db)
+	store := open(t, pgstore.New, w.DB)
+	lost := owned(t, store, request("key"))
+	db.Exec(t, "UPDATE idem_operations SET lease_until = now()")
+	w.Intercept(onceAt("UPDATE idem_operations", always(pgtest.CutReply)))
+	released, err := store.ReleaseLost(t.Context(), lost.Operation)
+	require.Error(t, err)
+	require.False(t, released)
+	require.Eventually(t, func() bool { return recorded(t, db, "key") == "failed" }, 10*time.Second, time.Millisecond)
+}

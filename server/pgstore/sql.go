@@ -45,7 +45,8 @@ func FromDB(db *sql.DB) *Store {
 // [sql.ErrTxDone] is all that the transaction returns after them. Savepoints are
 // made by SQL, as GORM does for transactions in transactions. When the handler
 // has returned, rows that it left open are closed, and whoever still has the
-// transaction gets [sql.ErrTxDone].
+// transaction gets [sql.ErrTxDone]. Rows that were scanned into [sql.RawBytes]
+// cannot be closed by anybody else: left open, they undo the operation.
 //
 // Statements that were prepared on the [sql.DB], as by sqlc with
 // emit_prepared_queries, cannot be used in it, nor need they be: pgx prepares
@@ -138,39 +139,49 @@ func (c *sqlConn) handOver(pgx.Tx) (handlerTx, error) {
 	if err != nil {
 		return nil, errors.Join(err, db.Close())
 	}
-	return &sqlTx{conn: begun, db: db, tx: tx}, nil
+	return &sqlTx{conn: begun, db: db, tx: tx, ended: make(chan struct{})}, nil
 }
 
 // sqlTx is the transaction of a handler that works with database/sql. While it
 // lasts, its own locks keep the connection to one user at a time.
 type sqlTx struct {
-	conn *begunConn
-	db   *sql.DB
-	tx   *sql.Tx
+	conn  *begunConn
+	db    *sql.DB
+	tx    *sql.Tx
+	ended chan struct{} // closed when nobody can use the connection any more
 }
 
 func (t *sqlTx) context(parent context.Context) context.Context {
 	return context.WithValue(parent, txKey{}, t)
 }
 
-// end waits for whoever uses the connection, and cuts it if that takes too long.
+// end implements handlerTx. It waits for whoever uses the connection.
 func (t *sqlTx) end(ctx context.Context) (code string, err error) {
-	pg := t.conn.Conn.Conn().PgConn()
-	finish := context.AfterFunc(ctx, func() { _ = pg.Conn().Close() })
-	_ = t.tx.Rollback() // which is always an error, and never reaches the server
-	_ = t.db.Close()
-	switch {
-	case !finish():
+	go func() {
+		defer close(t.ended)
+		_ = t.tx.Rollback() // which is always an error, and never reaches the server
+		_ = t.db.Close()
+	}()
+	select {
+	case <-t.ended:
+	case <-ctx.Done():
 		return "", context.Cause(ctx)
-	case pg.IsBusy():
-		return "", errRowsOpen
-	default:
-		return t.conn.code, nil
 	}
+	if t.conn.Conn.Conn().PgConn().IsBusy() {
+		return "", errRowsOpen
+	}
+	return t.conn.code, nil
 }
 
-// drain has nothing to wait for: end does so in any case.
-func (*sqlTx) drain() {}
+// drain implements handlerTx. Whoever used the connection when it was cut soon
+// does no more. Rows whose memory the handler has as [sql.RawBytes], and which
+// it has not closed, keep the transaction from ending for ever.
+func (t *sqlTx) drain() {
+	select {
+	case <-t.ended:
+	case <-time.After(patience):
+	}
+}
 
 // begunConn is a connection that is in a transaction, as a driver. Its methods
 // are called one at a time.

@@ -368,6 +368,34 @@ func TestGoroutineLeftInASQLStatementLosesItsSession(t *testing.T) {
 	require.Equal(t, 0, effects(t, db, "key"))
 }
 
+// Rows in whose memory the handler may still read cannot be closed by anybody
+// else. They keep neither the answer waiting nor the connection.
+func TestRawBytesLeftInOpenRowsLoseTheirSession(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	opened := sqlDB(t, db)
+	opened.SetMaxOpenConns(1)
+	store := checked(t, pgstore.FromDB(opened))
+	claim, ctx := begun(t, store, request("key"))
+	require.NoError(t, inSQLTransaction(ctx, claim.Operation))
+	rows, err := sqlTx(t, ctx).QueryContext(ctx, "SELECT 'x'::bytea FROM generate_series(1, 3)")
+	require.NoError(t, err)
+	defer rows.Close()
+	require.True(t, rows.Next())
+	require.NoError(t, rows.Scan(new(sql.RawBytes)))
+
+	short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, err = claim.Lease.Complete(short, answer(201, "done"), time.Hour)
+	require.ErrorIs(t, err, server.ErrRolledBack)
+	next, _ := comesToOwn(t, store, request("key"))
+	require.NoError(t, inSQLTransaction(next.Lease.Context(t.Context()), next.Operation))
+	completed(t, next, answer(201, "done"))
+	require.Equal(t, 1, effects(t, db, "key"))
+	require.False(t, rows.Next())
+	require.Error(t, rows.Err())
+}
+
 func TestWaitingHoldsNoConnectionOfASQLDB(t *testing.T) {
 	t.Parallel()
 	db := newDB(t)

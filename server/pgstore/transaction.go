@@ -209,8 +209,10 @@ func (l *txLease) takeBack(ctx context.Context) (conn connection, code string, e
 	code, err = l.tx.end(ctx)
 	if err != nil {
 		_ = conn.Conn().PgConn().Conn().Close()
-		l.tx.drain()
-		conn.Release()
+		go func() { // the handler's goroutines take as long as they like
+			l.tx.drain()
+			conn.Release()
+		}()
 	}
 	return conn, code, err
 }

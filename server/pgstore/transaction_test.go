@@ -300,6 +300,64 @@ func TestGoroutineLeftInAStatementLosesItsSession(t *testing.T) {
 	require.Equal(t, 0, effects(t, db, "key"))
 }
 
+// One that reads rows is not told that it has read them all.
+func TestGoroutineLeftReadingRowsIsStopped(t *testing.T) {
+	t.Parallel()
+	claim, ctx := begun(t, open(t, pgstore.Transactional, newDB(t)), request("key"))
+	reads, left := make(chan struct{}), make(chan error, 1)
+	go func() {
+		rows, _ := pgstore.Tx(ctx).Query(ctx, "SELECT * FROM generate_series(1, 10000000)") //nolint:sqlclosecheck // closed below
+		rows.Next()
+		close(reads)
+		for rows.Next() {
+		}
+		left <- rows.Err()
+		rows.Close()
+	}()
+	<-reads
+	_, err := claim.Lease.Complete(t.Context(), answer(201, "done"), time.Hour)
+	require.ErrorIs(t, err, server.ErrRolledBack)
+	require.ErrorIs(t, <-left, pgx.ErrTxClosed)
+}
+
+// One that waits for something else than the database keeps nothing but its
+// connection, and that from the pool only.
+func TestGoroutineLeftInACopyKeepsNobodyWaiting(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	store := open(t, pgstore.Transactional, db)
+	claim, ctx := begun(t, store, request("key"))
+	source := endless{asked: make(chan struct{}, 1), end: make(chan struct{})}
+	left := make(chan error, 1)
+	go func() {
+		_, err := pgstore.Tx(ctx).CopyFrom(ctx, pgx.Identifier{"effects"}, []string{"key"}, source)
+		left <- err
+	}()
+	<-source.asked
+	short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, err := claim.Lease.Complete(short, answer(201, "done"), time.Hour)
+	require.ErrorIs(t, err, server.ErrRolledBack)
+	next, _ := comesToOwn(t, store, request("key"))
+	require.NoError(t, inTransaction(next.Lease.Context(t.Context()), next.Operation))
+	completed(t, next, answer(201, "done"))
+	close(source.end)
+	require.Error(t, <-left)
+	require.Equal(t, 1, effects(t, db, "key"))
+}
+
+// endless is a source of rows that has none before its end.
+type endless struct{ asked, end chan struct{} }
+
+func (e endless) Next() bool {
+	e.asked <- struct{}{}
+	<-e.end
+	return false
+}
+
+func (endless) Values() ([]any, error) { return nil, nil }
+func (endless) Err() error             { return nil }
+
 func TestCompletionThatMeetsAnotherRunsAgain(t *testing.T) {
 	t.Parallel()
 	db := newDB(t)

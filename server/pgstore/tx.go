@@ -214,24 +214,38 @@ func (t *tx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 // route.
 func (t *tx) Conn() *pgx.Conn { return t.inner.Conn() }
 
-// resultRows remember what error ended them.
+// resultRows are read while nobody else uses the connection, and not when the
+// transaction is over. They remember what error ended them.
 type resultRows struct {
 	pgx.Rows
 
 	session *session
+	err     error // of the last Next
 }
 
-func (r *resultRows) Next() bool {
-	next := r.Rows.Next()
-	if !next {
-		_ = r.session.note(r.Err())
-	}
+func (r *resultRows) Next() (next bool) {
+	r.err = r.session.use(context.Background(), func() error {
+		next = r.Rows.Next()
+		if next {
+			return nil
+		}
+		return r.Rows.Err()
+	})
 	return next
 }
 
+func (r *resultRows) Err() error {
+	if r.err != nil {
+		return r.err
+	}
+	return r.Rows.Err()
+}
+
 func (r *resultRows) Close() {
-	r.Rows.Close()
-	_ = r.session.note(r.Err())
+	_ = r.session.use(context.Background(), func() error {
+		r.Rows.Close()
+		return r.Rows.Err()
+	})
 }
 
 // firstRow scans the first of rows, like a [pgx.Conn] does.
