@@ -23,22 +23,25 @@ var (
 )
 
 // holdLimit is for how long a connection stays the pool's while a COMMIT on it
-// is not answered. The limit is for servers that have vanished.
+// is not answered. The limit is for servers that have vanished. One that is
+// there, but makes every COMMIT wait, must not be sent ever more connections: no
+// more are out of the pool at a time than may be in it.
 const holdLimit = 30 * time.Second
 
 // seeThrough calls f, which ends with a COMMIT on conn, and releases conn. If ctx
 // ends before f does, f goes on, and what it makes known must not be read: the
 // error is errUnanswered and the cause.
-func seeThrough(ctx context.Context, conn connection, f func(ctx context.Context, conn *pgx.Conn) error) error {
+func (s *Store) seeThrough(ctx context.Context, conn connection, f func(ctx context.Context, conn *pgx.Conn) error) error {
 	inner := conn.Conn()
-	var once sync.Once // the connection is given back, or taken out of the pool
-	var out bool
+	var once sync.Once  // the connection is given back, or taken out of the pool
+	var closeOut func() // in the latter case
 	answered := make(chan error, 1)
 	go func() {
 		err := f(context.WithoutCancel(ctx), inner)
 		once.Do(conn.Release)
-		if out {
-			_ = inner.Close(context.WithoutCancel(ctx))
+		if closeOut != nil {
+			closeOut()
+			s.out.Add(-1)
 		}
 		answered <- err
 	}()
@@ -46,7 +49,14 @@ func seeThrough(ctx context.Context, conn connection, f func(ctx context.Context
 	case err := <-answered:
 		return err
 	case <-ctx.Done():
-		time.AfterFunc(holdLimit, func() { once.Do(func() { conn.Hijack(); out = true }) })
+		time.AfterFunc(holdLimit, func() {
+			if s.out.Add(1) <= int64(s.pool.size()) {
+				once.Do(func() { closeOut = conn.Hijack() })
+			}
+			if closeOut == nil {
+				s.out.Add(-1)
+			}
+		})
 		return fmt.Errorf("%w: %w", errUnanswered, context.Cause(ctx))
 	}
 }

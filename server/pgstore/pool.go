@@ -19,8 +19,8 @@ type connection interface {
 	Conn() *pgx.Conn
 	Release()
 	// Hijack takes the connection out of the pool, though it is in use: who uses
-	// it releases it no more, but closes what Conn returned.
-	Hijack()
+	// it does not release it any more, but closes it.
+	Hijack() (closeConn func())
 	// handOver makes of tx, the transaction that the connection is in, one that
 	// a handler can be trusted with.
 	handOver(tx pgx.Tx) (handlerTx, error)
@@ -55,6 +55,9 @@ func (c pgxConn) Conn() *pgx.Conn { return c.pooled.Conn() }
 
 func (c pgxConn) Release() { c.pooled.Release() }
 
-func (c pgxConn) Hijack() { c.pooled.Hijack() }
+func (c pgxConn) Hijack() (closeConn func()) {
+	conn := c.pooled.Hijack()
+	return func() { _ = conn.Close(context.Background()) }
+}
 
 func (c pgxConn) handOver(tx pgx.Tx) (handlerTx, error) { return newTx(tx), nil }

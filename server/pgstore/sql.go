@@ -115,14 +115,10 @@ func (c *sqlConn) Release() {
 }
 
 // Hijack implements connection. A sql.DB lets no connection go, so this one is
-// cut, and dropped when whoever uses it has noticed.
-func (c *sqlConn) Hijack() {
-	pg := c.Conn().PgConn()
-	_ = pg.Conn().Close()
-	go func() {
-		<-pg.CleanupDone()
-		c.drop()
-	}()
+// cut, which whoever uses it notices.
+func (c *sqlConn) Hijack() (closeConn func()) {
+	_ = c.Conn().PgConn().Conn().Close()
+	return c.drop
 }
 
 // drop closes the connection for good, which may take a while.

@@ -24,8 +24,9 @@ func TestConnectionThatIsTakenOutOfASQLDBLeavesItsPlace(t *testing.T) {
 		_, err := conn.Conn().Exec(t.Context(), "SELECT pg_sleep(60)")
 		used <- err
 	}()
-	conn.Hijack()
+	closeConn := conn.Hijack()
 	require.Error(t, <-used)
+	closeConn()
 	require.NoError(t, db.PingContext(t.Context()))
 	require.Eventually(t, func() bool { return db.Stats().InUse == 0 }, 10*time.Second, time.Millisecond)
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -44,6 +45,7 @@ type Store struct {
 	checking      checking
 	poller        poller
 	recent        *recent
+	out           atomic.Int64 // how many connections are taken out of the pool
 }
 
 var (
@@ -137,16 +139,16 @@ func (s *Store) flight(ctx context.Context, end string, queue func(b *pgx.Batch)
 	if err != nil {
 		return err
 	}
-	return flightOn(ctx, conn, end, queue)
+	return s.flightOn(ctx, conn, end, queue)
 }
 
 // flightOn is flight on conn, which it releases. A COMMIT is seen through.
-func flightOn(ctx context.Context, conn connection, end string, queue func(b *pgx.Batch)) error {
+func (s *Store) flightOn(ctx context.Context, conn connection, end string, queue func(b *pgx.Batch)) error {
 	b := &pgx.Batch{}
 	b.BeginTx(transaction)
 	queue(b)
 	if end == commit {
-		return seeThrough(ctx, conn, func(ctx context.Context, conn *pgx.Conn) error { return send(ctx, conn, b, commit) })
+		return s.seeThrough(ctx, conn, func(ctx context.Context, conn *pgx.Conn) error { return send(ctx, conn, b, commit) })
 	}
 	defer conn.Release()
 	return send(ctx, conn.Conn(), b, end)

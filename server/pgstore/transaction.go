@@ -272,7 +272,7 @@ func (l *txLease) commit(ctx context.Context, conn connection, e ended) (server.
 		l.queueDelete(b)
 	}
 	l.queueEnded(b, insertEnded, e).Exec(count(&inserted))
-	err := seeThrough(ctx, conn, func(ctx context.Context, conn *pgx.Conn) error { return send(ctx, conn, b, commit) })
+	err := l.store.seeThrough(ctx, conn, func(ctx context.Context, conn *pgx.Conn) error { return send(ctx, conn, b, commit) })
 	if errors.Is(err, errUnanswered) {
 		return l.lookUp(ctx)
 	}
@@ -386,7 +386,7 @@ func (l *txLease) storeAlone(ctx context.Context, conn connection, e ended) (sto
 // releases conn.
 func (l *txLease) storeOn(ctx context.Context, conn connection, e ended) (server.Record, error) {
 	var inserted int64
-	err := flightOn(ctx, conn, commit, func(b *pgx.Batch) {
+	err := l.store.flightOn(ctx, conn, commit, func(b *pgx.Batch) {
 		l.queueDelete(b)
 		l.queueEnded(b, insertEndedOnce, e).Exec(count(&inserted))
 	})

@@ -306,7 +306,7 @@ func TestGoroutineLeftReadingRowsIsStopped(t *testing.T) {
 	claim, ctx := begun(t, open(t, pgstore.Transactional, newDB(t)), request("key"))
 	reads, left := make(chan struct{}), make(chan error, 1)
 	go func() {
-		rows, _ := pgstore.Tx(ctx).Query(ctx, "SELECT * FROM generate_series(1, 10000000)") //nolint:sqlclosecheck // closed below
+		rows, _ := pgstore.Tx(ctx).Query(ctx, "SELECT * FROM generate_series(1, 10000000)")
 		rows.Next()
 		close(reads)
 		for rows.Next() {
