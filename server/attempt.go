@@ -41,9 +41,10 @@ var errEnded = errors.New("idem: the record had expired before the operation was
 // attempt is atomic, and nothing of it remains, that is a record of the same
 // operation. It is completed, or as r has made it.
 func (a attempt) complete(ctx context.Context, r answer) (Record, error) {
-	ctx, cancel := context.WithTimeout(ctx, a.timeout)
-	defer cancel()
 	rec, err := a.store(ctx, r)
+	if a.atomic && undecided(err) {
+		_ = a.release(ctx, err) // it is not tried again, and may still hold its transaction
+	}
 	if err != nil {
 		return Record{}, err
 	}
@@ -56,6 +57,8 @@ func (a attempt) complete(ctx context.Context, r answer) (Record, error) {
 }
 
 func (a attempt) store(ctx context.Context, r answer) (Record, error) {
+	ctx, cancel := context.WithTimeout(ctx, a.timeout)
+	defer cancel()
 	if r.lease > 0 {
 		return a.acceptor.Accept(ctx, r.Response, r.lease)
 	}

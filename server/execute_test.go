@@ -390,6 +390,7 @@ func TestAnAtomicAttemptThatCannotCommitIsNotAnswered(t *testing.T) {
 	requireProblem(t, w, http.StatusServiceUnavailable, "STORE_UNAVAILABLE")
 	require.NotContains(t, w.Body.String(), "attempt 1")
 	require.Equal(t, 1, s.store.called("complete"))
+	require.Equal(t, 1, s.store.called("release"), "it does not keep what it holds")
 	require.Equal(t, server.ResultStoreError, s.lastEvent().Result)
 	require.NoError(t, s.mw.Drain(t.Context()), "nothing goes on in the background")
 }

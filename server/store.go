@@ -138,8 +138,8 @@ type Record struct {
 // of Complete leaves open whether it was stored.
 //
 // Exactly one of Complete and Release ends the use of a Lease, but a Complete
-// that failed may be tried again. Extend may be called concurrently with
-// either.
+// that failed may be tried again, or given up by Release. Extend may be called
+// concurrently with either.
 type Lease interface {
 	Context(parent context.Context) context.Context
 	Extend(ctx context.Context, d time.Duration) error

@@ -358,6 +358,24 @@ func (e endless) Next() bool {
 func (endless) Values() ([]any, error) { return nil, nil }
 func (endless) Err() error             { return nil }
 
+func TestCompletionThatFailedIsGivenUp(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	pool := db.Pool(t)
+	store := pgstore.Transactional(pool)
+	store.Logger = quiet
+	claim, ctx := begun(t, store, request("key"))
+	done(t, ctx, "key")
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := claim.Lease.Complete(canceled, answer(201, "done"), time.Hour)
+	require.ErrorIs(t, err, context.Canceled)
+	require.NoError(t, claim.Lease.Release(t.Context(), err))
+	require.Zero(t, pool.Stat().AcquiredConns())
+	require.Equal(t, 0, effects(t, db, "key"))
+	require.Equal(t, 2, owned(t, store, request("key")).Operation.Attempt)
+}
+
 func TestCompletionThatMeetsAnotherRunsAgain(t *testing.T) {
 	t.Parallel()
 	db := newDB(t)
