@@ -77,3 +77,24 @@ func TestLocksThatAreTrustedWronglyCostAnAttemptAndNothingElse(t *testing.T) {
 	require.Equal(t, 1, effects(t, db, "key"))
 	require.Equal(t, "one", string(found(t, open(t, pgstore.New, db), request("key")).Response.Body))
 }
+
+// A failure is remembered after the transaction, when the next attempt may have
+// put its record in place already.
+func TestFailureIsNotRememberedAtTheCostOfTheNextAttempt(t *testing.T) {
+	t.Parallel()
+	db := withoutLocks(t, newDB(t))
+	w := newWire(t, db)
+	other := open(t, pgstore.Transactional, db)
+	claim := owned(t, open(t, pgstore.Transactional, w.DB), request("key"))
+	next := make(chan server.Claim, 1)
+	w.Intercept(onceAt("INSERT INTO", func(pgtest.Statement) pgtest.Verdict {
+		begun, _ := other.Claim(t.Context(), request("key"))
+		next <- begun
+		return pgtest.Pass
+	}))
+	require.NoError(t, claim.Lease.Release(t.Context(), nil))
+	begun := <-next
+	require.NotNil(t, begun.Lease)
+	completed(t, begun, answer(201, "done"))
+	require.Equal(t, "done", string(found(t, other, request("key")).Response.Body))
+}

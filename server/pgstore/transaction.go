@@ -479,6 +479,8 @@ func (l *txLease) rememberFailure(ctx context.Context, conn connection) {
 	b.Queue("SET LOCAL synchronous_commit = off")
 	if l.facts.locks {
 		b.Queue(tryOnlyLock, l.keys.id).QueryRow(scan(&locked))
+	} else {
+		b.Queue(waitBriefly)
 	}
 	if err := conn.Conn().SendBatch(ctx, b).Close(); err != nil || !locked {
 		abort(ctx, conn.Conn())
