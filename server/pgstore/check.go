@@ -63,6 +63,9 @@ func (s *Store) check(ctx context.Context, anew bool) (facts, error) {
 	if err := checkTable(s.table()); err != nil {
 		return facts{}, err
 	}
+	if s.pool == nil {
+		return facts{}, errNoPool
+	}
 	select {
 	case <-s.checking.turn:
 	case <-ctx.Done():

@@ -72,6 +72,23 @@ func TestCheckLeavesNothingBehindThePooler(t *testing.T) {
 	require.Equal(t, 0, prepared)
 }
 
+func TestAStoreWithoutAPoolSaysSo(t *testing.T) {
+	t.Parallel()
+	for name, store := range map[string]*pgstore.Store{
+		"zero value":    {Table: "orders"},
+		"New":           pgstore.New(nil),
+		"Transactional": pgstore.Transactional(nil),
+		"FromDB":        pgstore.FromDB(nil),
+	} {
+		const want = "pgstore: the Store has no pool: give one to New or Transactional, or a sql.DB to FromDB"
+		require.EqualError(t, store.Check(t.Context()), want, name)
+		_, err := store.Claim(t.Context(), server.ClaimRequest{
+			ID: server.ID{Account: "a", Key: "k"}, Lease: time.Second, TTL: time.Hour,
+		})
+		require.EqualError(t, err, want, name)
+	}
+}
+
 func TestFailedCheckIsNotKept(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)

@@ -2,6 +2,7 @@ package pgstore
 
 import (
 	"context"
+	"errors"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -39,7 +40,12 @@ type handlerTx interface {
 
 type pgxPool struct{ *pgxpool.Pool }
 
+var errNoPool = errors.New("pgstore: the Store has no pool: give one to New or Transactional, or a sql.DB to FromDB")
+
 func (p pgxPool) acquire(ctx context.Context) (connection, error) {
+	if p.Pool == nil {
+		return nil, errNoPool
+	}
 	c, err := p.Acquire(ctx)
 	if err != nil {
 		return nil, err

@@ -78,6 +78,9 @@ type sqlPool struct{ db *sql.DB }
 func (p sqlPool) size() int { return p.db.Stats().MaxOpenConnections }
 
 func (p sqlPool) acquire(ctx context.Context) (connection, error) {
+	if p.db == nil {
+		return nil, errNoPool
+	}
 	c, err := p.db.Conn(ctx)
 	if err != nil {
 		return nil, err
