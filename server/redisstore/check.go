@@ -17,6 +17,9 @@ import (
 //
 // The first claim checks too, in the background.
 func (s *Store) Check(ctx context.Context) error {
+	if s.client == nil {
+		return errNoClient
+	}
 	infos, err := s.client.Info(ctx) // CONFIG is closed in many a managed service
 	for address, info := range infos {
 		s.warn(ctx, address, info)

@@ -3,6 +3,7 @@ package redisstore_test
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -42,6 +43,18 @@ func (c repeating) Run(ctx context.Context, script redisstore.Script, key string
 func (c repeating) Info(ctx context.Context) (map[string]string, error) {
 	info, err := c.client.Do(ctx, c.client.B().Info().Build()).ToString()
 	return map[string]string{"the only node": info}, err
+}
+
+func TestAStoreWithoutAClientSaysSo(t *testing.T) {
+	t.Parallel()
+	for name, store := range map[string]*redisstore.Store{"zero value": {Prefix: "shop:"}, "New": redisstore.New(nil), "NewWith": redisstore.NewWith(nil)} {
+		require.ErrorContains(t, store.Check(t.Context()), "there is no client", name)
+		store.Logger = slog.New(slog.DiscardHandler)
+		_, err := store.Claim(t.Context(), server.ClaimRequest{
+			ID: server.ID{Account: "a", Key: "k"}, Lease: time.Second, TTL: time.Hour,
+		})
+		require.ErrorContains(t, err, "there is no client", name)
+	}
 }
 
 func TestCallsMayBeRepeated(t *testing.T) {

@@ -61,7 +61,7 @@ var (
 // of it. The caller closes the client. See [LazyClient] for a service that has to
 // start while Redis is away.
 func Lock(client rueidis.Client, durable server.Store) *Locked {
-	return LockWith(rueidisClient{client}, durable)
+	return LockWith(fromRueidis(client), durable)
 }
 
 // LockWith is [Lock] with any client.

@@ -11,6 +11,14 @@ import (
 // rueidisClient is the [Client] of [New] and [Lock].
 type rueidisClient struct{ rueidis.Client }
 
+// fromRueidis returns a Client, or nil for nil.
+func fromRueidis(client rueidis.Client) Client {
+	if client == nil {
+		return nil
+	}
+	return rueidisClient{client}
+}
+
 // Run implements [Client].
 func (c rueidisClient) Run(ctx context.Context, script Script, key string, args []string) ([]any, error) {
 	messages, err := script.lua.Exec(ctx, c.Client, []string{key}, args).ToArray()

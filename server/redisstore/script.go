@@ -5,6 +5,7 @@ import (
 	"crypto/sha1" //nolint:gosec // Redis knows scripts by it
 	_ "embed"     // the scripts
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"strconv"
 	"time"
@@ -68,9 +69,14 @@ func newScript(source string, newLua func(string, ...rueidis.LuaOption) *rueidis
 	return Script{Source: source, SHA1: hex.EncodeToString(sum[:]), lua: newLua(source)}
 }
 
+var errNoClient = errors.New("redisstore: there is no client: the one given to New or Lock is nil, or neither made the Store")
+
 // run runs a script on one key. It returns when ctx is done, which the client
 // does not promise.
 func run(ctx context.Context, client Client, script Script, key string, args ...string) ([]any, error) {
+	if client == nil {
+		return nil, errNoClient
+	}
 	type result struct {
 		reply []any
 		err   error

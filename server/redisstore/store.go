@@ -49,7 +49,7 @@ var (
 // Sentinel or a Cluster. The caller closes the client.
 //
 // The first claim has [Store.Check] look at the server's settings.
-func New(client rueidis.Client) *Store { return NewWith(rueidisClient{client}) }
+func New(client rueidis.Client) *Store { return NewWith(fromRueidis(client)) }
 
 // NewWith is [New] with any client.
 func NewWith(client Client) *Store { return &Store{client: client} }
