@@ -64,7 +64,7 @@ func (en *entry) attrs() []slog.Attr {
 	attrs := []slog.Attr{slog.String("outcome", string(en.event.Result))}
 	if op := en.event.Operation; op.Key != "" {
 		attrs = append(attrs,
-			slog.String("account_id", op.Account),
+			slog.String("account", op.Account),
 			slog.String("idempotency_key", keyfield.Shorten(op.Key)))
 	}
 	if err := en.event.Err; err != nil {
