@@ -424,7 +424,7 @@ func TestTheAccessLogSaysWhatBecameOfARequest(t *testing.T) {
 		Outcome string `json:"outcome"`
 		Status  int    `json:"status"`
 		Dropped bool   `json:"dropped"`
-		Account string `json:"account_id"`
+		Account string `json:"account"`
 		Key     string `json:"idempotency_key"`
 	}
 	want := []record{
