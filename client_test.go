@@ -607,6 +607,7 @@ func TestWrongUseIsToldBeforeAnythingIsSent(t *testing.T) {
 		"no host":                        {"http:///payments", nil, "idem: URL: it has no host"},
 		"no host but a port":             {"http://:80/payments", nil, "idem: URL: it has no host"},
 		"not a URL":                      {"http://user:hunter2@bank.test/%zz", nil, `idem: Operation.URL: it is not a URL: invalid URL escape "%zz"`},
+		"a password with a slash":        {"/p", func(c *idem.Client) { c.BaseURL = "http://user:hunter2/3@bank.test" }, "idem: Client.BaseURL: it is not a URL: invalid port, or a password in which a / is not written as %2F"},
 		"a BaseURL without a scheme":     {"/p", func(c *idem.Client) { c.BaseURL = "127.0.0.1:8080" }, "idem: Client.BaseURL: it has no scheme; begin it with https://"},
 		"a BaseURL with a query":         {"/p", func(c *idem.Client) { c.BaseURL += "?token=hunter2" }, "idem: Client.BaseURL: it has a query or a fragment; give them with the URL of each operation"},
 		"a BaseURL that is none":         {"/p", func(c *idem.Client) { c.BaseURL = "http://user:hunter2@%zz" }, `idem: Client.BaseURL: it is not a URL: invalid URL escape "%zz"`},

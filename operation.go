@@ -281,6 +281,9 @@ func unparsable(field string, err error) error {
 	if errors.As(err, &parse) {
 		err = parse.Err
 	}
+	if strings.HasPrefix(err.Error(), "invalid port ") { // and the beginning of a password that has a slash
+		err = errors.New("invalid port, or a password in which a / is not written as %2F")
+	}
 	return &UsageError{Field: field, Reason: "it is not a URL", Err: err}
 }
 
