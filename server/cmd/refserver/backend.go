@@ -77,7 +77,7 @@ func openRedis(o options, logger *slog.Logger) (backend, error) {
 func redisOption(redisURL string) (rueidis.ClientOption, error) {
 	option, err := rueidis.ParseURL(redisURL)
 	if bad := (*url.Error)(nil); errors.As(err, &bad) {
-		err = bad.Err // without the URL
+		err = errors.New("it must be a URL such as redis://127.0.0.1:6379") // the error repeats its own
 	}
 	if err != nil {
 		return option, fmt.Errorf("-redis-url: %w", err)
