@@ -4,10 +4,11 @@ import (
 	"io"
 	"net"
 	"net/url"
-	"syscall"
+	"os"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"golang.org/x/sys/unix"
 )
 
 // extraRoundTrip is by how much delay makes a round trip longer, in nanoseconds.
@@ -55,23 +56,49 @@ func relay(client net.Conn, network, address string) {
 		_, _ = io.Copy(client, server)
 	}()
 	defer server.Close()
+	pause, err := newTimer()
+	if err != nil {
+		return
+	}
+	defer pause.Close()
 	buffer := make([]byte, 64<<10)
 	for {
 		n, err := client.Read(buffer)
 		if err != nil {
 			return
 		}
-		pause()
+		if err := pause.wait(); err != nil {
+			return
+		}
 		if _, err := server.Write(buffer[:n]); err != nil {
 			return
 		}
 	}
 }
 
-// pause sleeps in the kernel, because the runtime's timers are not precise to
-// less than a millisecond when nothing else runs.
-func pause() {
-	left := syscall.NsecToTimespec(extraRoundTrip)
-	for syscall.Nanosleep(&left, &left) != nil { // a signal has come; sleep for what is left
+// timer is one of the kernel's. The runtime's own are not precise to less than a
+// millisecond when nothing else runs, and a thread that sleeps takes one of the
+// few processors from the clients that are measured.
+type timer struct {
+	*os.File
+	fd int
+}
+
+func newTimer() (timer, error) {
+	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_NONBLOCK|unix.TFD_CLOEXEC)
+	if err != nil {
+		return timer{}, err
 	}
+	return timer{os.NewFile(uintptr(fd), "timer"), fd}, nil
+}
+
+// wait returns after extraRoundTrip.
+func (t timer) wait() error {
+	end := unix.ItimerSpec{Value: unix.NsecToTimespec(extraRoundTrip)}
+	if err := unix.TimerfdSettime(t.fd, 0, &end, nil); err != nil {
+		return err
+	}
+	var expirations [8]byte
+	_, err := t.Read(expirations[:])
+	return err
 }
