@@ -73,7 +73,7 @@ func TestConcurrentDuplicatesExecuteOnceAcrossProcesses(t *testing.T) {
 			for i := range processes {
 				processes[i] = guarded(open(t, newStore, db), handlerOf(t, mode, db, 50*time.Millisecond))
 			}
-			for round := range 5 {
+			for round := range 50 {
 				key := fmt.Sprintf("round-%d", round)
 				answers := make([]*httptest.ResponseRecorder, 200)
 				var requests sync.WaitGroup
