@@ -26,7 +26,8 @@ const script = `
 program=$1 config=$2 mode=$3
 start() {
 	[ -f redis.conf ] || printf '%s\n' "$config" >redis.conf
-	"$program" redis.conf $mode >server.log 2>&1 &
+	: >server.log # of an earlier run, which said that it was ready
+	"$program" redis.conf $mode >>server.log 2>&1 &
 	pid=$!
 	for try in $(seq 400); do
 		grep -qiE 'ready to accept connections|sentinel ID is' server.log && return
