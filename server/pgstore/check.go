@@ -215,10 +215,10 @@ func excludeOneAnother(ctx context.Context, one, other *pgx.Conn) (bool, error) 
 	lock := keyOf("check", rand.Text())
 	var got [2]bool
 	for i, conn := range []*pgx.Conn{one, other} {
-		b := &pgx.Batch{}
-		b.BeginTx(transaction)
-		b.Queue(tryOnlyLock, lock).QueryRow(scan(&got[i]))
-		err := conn.SendBatch(ctx, b).Close()
+		b := &batch{}
+		b.begin()
+		b.add(tryOnlyLock, lock).scan(&got[i])
+		err := b.send(ctx, conn)
 		defer abort(ctx, conn)
 		if isNotThere(err) {
 			return false, nil

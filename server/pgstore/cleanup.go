@@ -20,8 +20,8 @@ func (s *Store) Cleanup(ctx context.Context, limit int) (int, error) {
 		return 0, nil
 	}
 	var deleted int64
-	err := s.flight(ctx, commit, func(b *pgx.Batch) {
-		b.Queue(s.sql(deleteExpired), int64(limit)).Exec(count(&deleted))
+	err := s.flight(ctx, commit, func(b *batch) {
+		b.add(s.sql(deleteExpired), int64(limit)).count(&deleted)
 	})
 	if err != nil {
 		return 0, err
@@ -74,7 +74,7 @@ func (s *Store) round(ctx context.Context, clock *clockGuard) (pause time.Durati
 
 // cleanupAsLeader deletes a batch. It rests if another process is at it, or if
 // the clock is not to be trusted.
-func (s *Store) cleanupAsLeader(ctx context.Context, clock *clockGuard) (batch server.CleanupEvent, rests bool) {
+func (s *Store) cleanupAsLeader(ctx context.Context, clock *clockGuard) (done server.CleanupEvent, rests bool) {
 	facts, err := s.facts(ctx)
 	if err != nil {
 		return server.CleanupEvent{Err: err}, false
@@ -96,8 +96,8 @@ func (s *Store) cleanupAsLeader(ctx context.Context, clock *clockGuard) (batch s
 		return server.CleanupEvent{}, true
 	}
 	var rows int64
-	b := &pgx.Batch{}
-	b.Queue(s.sql(deleteExpired), int64(cleanupBatch)).Exec(count(&rows))
+	b := &batch{}
+	b.add(s.sql(deleteExpired), int64(cleanupBatch)).count(&rows)
 	if err := send(ctx, conn.Conn(), b, commit); err != nil {
 		return server.CleanupEvent{Lag: lag, Err: err}, false
 	}
@@ -109,13 +109,13 @@ func (s *Store) cleanupAsLeader(ctx context.Context, clock *clockGuard) (batch s
 // records have been expired.
 func (s *Store) lead(ctx context.Context, conn *pgx.Conn, locks bool) (leads bool, now time.Time, lag time.Duration, err error) {
 	var us int64
-	b := &pgx.Batch{}
-	b.BeginTx(transaction)
+	b := &batch{}
+	b.begin()
 	if locks {
-		b.Queue(tryOnlyLock, keyOf("cleanup", s.table())).QueryRow(scan(&leads))
+		b.add(tryOnlyLock, keyOf("cleanup", s.table())).scan(&leads)
 	}
-	b.Queue(s.sql(selectClock)).QueryRow(func(row pgx.Row) error { return row.Scan(&now, &us) })
-	err = conn.SendBatch(ctx, b).Close()
+	b.add(s.sql(selectClock)).scan(&now, &us)
+	err = b.send(ctx, conn)
 	return leads || !locks, now, time.Duration(us) * time.Microsecond, err
 }
 

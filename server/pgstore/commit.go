@@ -68,8 +68,8 @@ func (s *Store) seeThrough(ctx context.Context, conn connection, f func(ctx cont
 func (s *Store) confirmed(ctx context.Context, id server.ID) (*record, error) {
 	var r *record
 	err := retry(ctx, func() error {
-		return s.flight(ctx, commit, func(b *pgx.Batch) {
-			b.Queue(s.sql(selectRecordLocked), id.Account, id.Key).QueryRow(func(row pgx.Row) error { return read(row, &r) })
+		return s.flight(ctx, commit, func(b *batch) {
+			b.add(s.sql(selectRecordLocked), id.Account, id.Key).record(&r)
 		})
 	})
 	if err != nil {

@@ -55,13 +55,13 @@ func (s *Store) Inspect(ctx context.Context, id server.ID) (server.Entry, error)
 // the answers in it, and does not see what runs in a transaction that is not
 // committed.
 func (s *Store) Unfinished(ctx context.Context, limit int) ([]server.Entry, error) {
-	return s.entries(ctx, selectUnfinished, max(0, limit))
+	return s.entries(ctx, selectUnfinished, int64(max(0, limit)))
 }
 
 // Lost implements [server.Inspector]. It reads the whole table, but not the
 // answers in it.
 func (s *Store) Lost(ctx context.Context, limit int) ([]server.Entry, error) {
-	return s.entries(ctx, selectLost, max(0, limit))
+	return s.entries(ctx, selectLost, int64(max(0, limit)))
 }
 
 // ReleaseLost implements [server.Releaser]. It is sent once: of a second try one
@@ -71,8 +71,8 @@ func (s *Store) ReleaseLost(ctx context.Context, op server.Operation) (bool, err
 		return false, err
 	}
 	var released int64
-	err := s.flight(ctx, commit, func(b *pgx.Batch) {
-		b.Queue(s.sql(releaseLost), op.Account, op.Key, op.ID).Exec(count(&released))
+	err := s.flight(ctx, commit, func(b *batch) {
+		b.add(s.sql(releaseLost), op.Account, op.Key, op.ID).count(&released)
 	})
 	if err != nil {
 		return false, explain(err)
@@ -85,11 +85,11 @@ func (s *Store) entries(ctx context.Context, statement string, args ...any) (ent
 		return nil, err
 	}
 	err = retry(ctx, func() error {
-		return s.flight(ctx, rollback, func(b *pgx.Batch) {
-			b.Queue(s.sql(statement), args...).Query(func(rows pgx.Rows) error {
+		return s.flight(ctx, rollback, func(b *batch) {
+			b.add(s.sql(statement), args...).rows = func(rows pgx.Rows) (err error) {
 				entries, err = pgx.CollectRows(rows, readEntry)
 				return err
-			})
+			}
 		})
 	})
 	return entries, err

@@ -5,8 +5,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/idemhttp/idem/server"
 )
@@ -31,7 +29,7 @@ func (c *claiming) underLease(ctx context.Context) (claim server.Claim, err erro
 	err = retry(ctx, func() error {
 		var r *record
 		tries++
-		err := c.store.flight(ctx, commit, func(b *pgx.Batch) {
+		err := c.store.flight(ctx, commit, func(b *batch) {
 			c.sent = true
 			c.queueInsert(b, operation, c.req.Lease)
 			c.queueSelect(b, &r)
@@ -70,28 +68,28 @@ func (c *claiming) underLease(ctx context.Context) (claim server.Claim, err erro
 }
 
 // queueInsert queues the claim of a key without record.
-func (c *claiming) queueInsert(b *pgx.Batch, operation uuid.UUID, lease time.Duration) {
-	b.Queue(c.store.sql(insertClaim), c.req.ID.Account, c.req.ID.Key, operation,
+func (c *claiming) queueInsert(b *batch, operation uuid.UUID, lease time.Duration) {
+	b.add(c.store.sql(insertClaim), c.req.ID.Account, c.req.ID.Key, operation,
 		c.req.Fingerprint.Sum[:], int16(c.req.Fingerprint.Version), c.token,
 		lease, lease+c.req.TTL)
 }
 
 // queueSelect queues a look at the record of the claim.
-func (c *claiming) queueSelect(b *pgx.Batch, r **record) { c.store.queueSelect(b, c.req.ID, r) }
+func (c *claiming) queueSelect(b *batch, r **record) { c.store.queueSelect(b, c.req.ID, r) }
 
 // queueSelect queues a look at the record of id, which *r will be.
-func (s *Store) queueSelect(b *pgx.Batch, id server.ID, r **record) {
-	b.Queue(s.sql(selectRecord), id.Account, id.Key).QueryRow(func(row pgx.Row) error { return read(row, r) })
+func (s *Store) queueSelect(b *batch, id server.ID, r **record) {
+	b.add(s.sql(selectRecord), id.Account, id.Key).record(r)
 }
 
 // takeOver claims the dead record r, unless somebody changed it first.
 func (c *claiming) takeOver(ctx context.Context, r *record, operation uuid.UUID, attempt int) (server.Claim, error) {
 	var claimed int64
-	err := c.store.flight(ctx, commit, func(b *pgx.Batch) {
-		b.Queue(c.store.sql(takeOver), c.req.ID.Account, c.req.ID.Key, operation,
+	err := c.store.flight(ctx, commit, func(b *batch) {
+		b.add(c.store.sql(takeOver), c.req.ID.Account, c.req.ID.Key, operation,
 			c.req.Fingerprint.Sum[:], int16(c.req.Fingerprint.Version), c.token,
 			c.req.Lease, c.req.Lease+c.req.TTL,
-			int32(attempt), r.token).Exec(count(&claimed))
+			int32(attempt), r.token).count(&claimed)
 	})
 	if err != nil {
 		return server.Claim{}, err
@@ -113,18 +111,10 @@ func (c *claiming) owned(operation uuid.UUID, attempt int) server.Claim {
 func (c *claiming) withdraw(ctx context.Context, operation uuid.UUID) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	_ = c.store.flight(ctx, commit, func(b *pgx.Batch) {
+	_ = c.store.flight(ctx, commit, func(b *batch) {
 		c.queueInsert(b, operation, c.req.Lease)
-		b.Queue(c.store.sql(release), c.req.ID.Account, c.req.ID.Key, c.token, c.req.TTL)
+		b.add(c.store.sql(release), c.req.ID.Account, c.req.ID.Key, c.token, c.req.TTL)
 	})
-}
-
-// count notes how many rows a statement touched.
-func count(rows *int64) func(pgconn.CommandTag) error {
-	return func(tag pgconn.CommandTag) error {
-		*rows = tag.RowsAffected()
-		return nil
-	}
 }
 
 // lease is the ownership of an attempt in lease mode. Its record is committed,
@@ -203,7 +193,7 @@ func (s *Store) stored(ctx context.Context, op server.Operation) (server.Record,
 // look returns the record of id, live or dead, or nil.
 func (s *Store) look(ctx context.Context, id server.ID) (r *record, err error) {
 	err = retry(ctx, func() error {
-		return s.flight(ctx, rollback, func(b *pgx.Batch) { s.queueSelect(b, id, &r) })
+		return s.flight(ctx, rollback, func(b *batch) { s.queueSelect(b, id, &r) })
 	})
 	return r, err
 }
@@ -214,8 +204,8 @@ func (s *Store) update(ctx context.Context, id server.ID, statement string, args
 	args = append([]any{id.Account, id.Key}, args...)
 	var rows int64
 	err := retry(ctx, func() error {
-		return s.flight(ctx, commit, func(b *pgx.Batch) {
-			b.Queue(s.sql(statement), args...).Exec(count(&rows))
+		return s.flight(ctx, commit, func(b *batch) {
+			b.add(s.sql(statement), args...).count(&rows)
 		})
 	})
 	if err != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/idemhttp/idem/server"
@@ -22,11 +21,11 @@ const (
 // give up waiting and report the attempt as in flight.
 func (c *claiming) enterByIndex(ctx context.Context, conn connection) (server.Claim, error) {
 	var seen *record
-	r, tx, err := c.place(ctx, conn, nil)
+	r, err := c.place(ctx, conn, nil)
 	if err == nil && r != nil && r.token != c.token && judge(r, c.req) != report {
 		seen = r
 		abort(ctx, conn.Conn())
-		r, tx, err = c.place(ctx, conn, seen)
+		r, err = c.place(ctx, conn, seen)
 	}
 	switch {
 	case isLockTimeout(err):
@@ -35,7 +34,7 @@ func (c *claiming) enterByIndex(ctx context.Context, conn connection) (server.Cl
 	case err != nil:
 		return server.Claim{}, err
 	case r != nil && r.token == c.token:
-		return c.placed(conn, tx, seen)
+		return c.placed(conn, seen)
 	case r != nil && judge(r, c.req) == report:
 		go leave(context.WithoutCancel(ctx), conn)
 		return server.Claim{Record: r.reported(c.req.Fingerprint)}, nil
@@ -47,23 +46,22 @@ func (c *claiming) enterByIndex(ctx context.Context, conn connection) (server.Cl
 // place begins a transaction that replaces the dead record r, or none, by one
 // of its own, and returns what is in place then. The record's lease is over
 // from the start, so that it counts as dead in the transaction's last flight.
-func (c *claiming) place(ctx context.Context, conn connection, r *record) (now *record, tx pgx.Tx, err error) {
-	b := &pgx.Batch{}
-	b.BeginTx(transaction)
-	b.Queue(waitBriefly)
+func (c *claiming) place(ctx context.Context, conn connection, r *record) (now *record, err error) {
+	b := &batch{}
+	b.begin()
+	b.add(waitBriefly)
 	if r != nil {
-		b.Queue(c.store.sql(deleteDead), c.req.ID.Account, c.req.ID.Key, r.token)
+		b.add(c.store.sql(deleteDead), c.req.ID.Account, c.req.ID.Key, r.token)
 	}
 	c.queueInsert(b, c.next(r).ID, 0)
-	b.Queue(waitAsBefore)
+	b.add(waitAsBefore)
 	c.queueSelect(b, &now)
-	results := submit(ctx, conn.Conn(), b)
-	err = results.Close()
-	return now, results.Tx(), err
+	err = b.send(ctx, conn.Conn())
+	return now, err
 }
 
-func (c *claiming) placed(conn connection, tx pgx.Tx, seen *record) (server.Claim, error) {
-	claim, err := c.entered(conn, tx, seen)
+func (c *claiming) placed(conn connection, seen *record) (server.Claim, error) {
+	claim, err := c.entered(conn, seen)
 	if l, ok := claim.Lease.(*txLease); ok {
 		l.placed = true
 	}

@@ -22,9 +22,9 @@ type connection interface {
 	// Hijack takes the connection out of the pool, though it is in use: who uses
 	// it does not release it any more, but closes it.
 	Hijack() (closeConn func())
-	// handOver makes of tx, the transaction that the connection is in, one that
-	// a handler can be trusted with.
-	handOver(tx pgx.Tx) (handlerTx, error)
+	// handOver makes of the transaction that the connection is in one that a
+	// handler can be trusted with.
+	handOver() (handlerTx, error)
 }
 
 // handlerTx is a transaction in the hands of a handler.
@@ -66,4 +66,4 @@ func (c pgxConn) Hijack() (closeConn func()) {
 	return func() { _ = conn.Close(context.Background()) }
 }
 
-func (c pgxConn) handOver(tx pgx.Tx) (handlerTx, error) { return newTx(tx), nil }
+func (c pgxConn) handOver() (handlerTx, error) { return newTx(c.Conn()), nil }

@@ -45,8 +45,9 @@ func (s *Store) replay(ctx context.Context, req server.ClaimRequest) (rec server
 	}
 	defer conn.Release()
 	var r *record
-	err = read(conn.Conn().QueryRow(ctx, s.sql(selectRecord), req.ID.Account, req.ID.Key), &r)
-	if err != nil || r == nil || r.expired || r.status != server.Completed {
+	b := &batch{}
+	s.queueSelect(b, req.ID, &r)
+	if err := b.send(ctx, conn.Conn()); err != nil || r == nil || r.expired || r.status != server.Completed {
 		return server.Record{}, false
 	}
 	return r.reported(req.Fingerprint), true

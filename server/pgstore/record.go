@@ -2,6 +2,7 @@ package pgstore
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -9,8 +10,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/idemhttp/idem/server"
 )
@@ -31,63 +30,76 @@ type record struct {
 // Such a record is never taken for none.
 var errUnreadable = errors.New("pgstore: a record has something that this version cannot read")
 
-// read scans a row that begins with values for first and ends with columns,
-// and sets *r to the record in it. There is none if there is no row, or if the
-// columns are NULL.
-func read(row pgx.Row, r **record, first ...any) error {
-	var c found
-	err := row.Scan(append(first, &c.now, &c.operation, &c.sum, &c.version, &c.status, &c.attempt, &c.token,
-		&c.leaseUntil, &c.expiresAt, &c.code, &c.headers, &c.body, &c.flags)...)
-	if errors.Is(err, pgx.ErrNoRows) || err == nil && !c.operation.Valid {
-		*r = nil
-		return nil
+// decodeRecord reads values for columns. There is no record if there are no
+// values, or if all but the first are NULL.
+func decodeRecord(values [][]byte) (*record, error) {
+	if len(values) == 0 || values[1] == nil {
+		return nil, nil
 	}
-	if err != nil {
-		return err
+	d := decoder{values: values}
+	now := d.time()
+	r := &record{operation: d.uuid()}
+	sum, version := [32]byte(d.sized(32)), d.int16()
+	if version < 0 || version > math.MaxUint8 {
+		return nil, fmt.Errorf("%w: a fingerprint of version %d", errUnreadable, version)
 	}
-	*r, err = c.record()
-	return err
-}
-
-// found is columns, in types that pgx scans without a search for a way to do it.
-// Those of records are never NULL unless commented so.
-type found struct {
-	now, expiresAt   pgtype.Timestamptz
-	operation, token pgtype.UUID
-	sum              []byte
-	version          pgtype.Int2
-	status           pgtype.Text
-	attempt, flags   pgtype.Int4
-	leaseUntil       pgtype.Timestamptz // NULL unless processing
-	code             pgtype.Int2        // NULL if there is no answer, and so are
-	headers, body    []byte
-}
-
-func (c *found) record() (*record, error) {
-	status, err := parseStatus(c.status.String)
-	if err != nil {
+	r.fingerprint = server.Fingerprint{Version: uint8(version), Sum: sum}
+	var err error
+	if r.status, err = parseStatus(string(d.next())); err != nil {
 		return nil, err
 	}
-	r := &record{
-		operation: c.operation.Bytes, status: status, attempt: int(c.attempt.Int32), token: c.token.Bytes,
-		expired: !c.expiresAt.Time.After(c.now.Time),
+	r.attempt, r.token = int(d.int32()), d.uuid()
+	if d.null() { // unless processing
+		d.next()
+	} else {
+		r.leaseLeft = time.Duration(d.time()-now) * time.Microsecond
 	}
-	version := c.version.Int16
-	if len(c.sum) != len(r.fingerprint.Sum) || version < 0 || version > math.MaxUint8 {
-		return nil, fmt.Errorf("%w: a fingerprint of version %d with %d bytes", errUnreadable, version, len(c.sum))
+	r.expired = d.time() <= now
+	if d.null() { // there is no answer
+		return r, d.err
 	}
-	r.fingerprint = server.Fingerprint{Version: uint8(version), Sum: [32]byte(c.sum)}
-	if c.leaseUntil.Valid {
-		r.leaseLeft = c.leaseUntil.Time.Sub(c.now.Time)
+	code, headers, body, flags := d.int16(), d.next(), bytes.Clone(d.next()), d.int32()
+	if d.err != nil {
+		return nil, d.err
 	}
-	if c.code.Valid {
-		r.response, err = decodeResponse(int(c.code.Int16), c.headers, c.body, c.flags.Int32)
-	}
+	r.response, err = decodeResponse(int(code), headers, body, flags)
 	return r, err
 }
 
+// decoder takes one value after the other, in binary format.
+type decoder struct {
+	values [][]byte
+	err    error // that a value is not of its type
+}
+
+func (d *decoder) next() []byte {
+	value := d.values[0]
+	d.values = d.values[1:]
+	return value
+}
+
+// sized is next for types whose values have a fixed size.
+func (d *decoder) sized(size int) []byte {
+	value := d.next()
+	if len(value) != size {
+		d.err = fmt.Errorf("%w: a value of %d bytes instead of %d", errUnreadable, len(value), size)
+		return make([]byte, size)
+	}
+	return value
+}
+
+func (d *decoder) null() bool { return d.values[0] == nil }
+
+func (d *decoder) int16() int16 { return int16(binary.BigEndian.Uint16(d.sized(2))) }
+func (d *decoder) int32() int32 { return int32(binary.BigEndian.Uint32(d.sized(4))) }
+
+// time returns a timestamp in microseconds.
+func (d *decoder) time() int64 { return int64(binary.BigEndian.Uint64(d.sized(8))) }
+
+func (d *decoder) uuid() uuid.UUID { return uuid.UUID(d.sized(16)) }
+
 func parseStatus(name string) (server.Status, error) {
-	for _, status := range []server.Status{server.Processing, server.Completed, server.Failed} {
+	for _, status := range [...]server.Status{server.Processing, server.Completed, server.Failed} {
 		if status.String() == name {
 			return status, nil
 		}

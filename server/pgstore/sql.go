@@ -131,7 +131,7 @@ func (c *sqlConn) drop() {
 
 // handOver makes a sql.DB of the connection alone. A transaction of that is one
 // whose beginning and end do not reach the server.
-func (c *sqlConn) handOver(pgx.Tx) (handlerTx, error) {
+func (c *sqlConn) handOver() (handlerTx, error) {
 	begun := &begunConn{Conn: c.beneath}
 	db := sql.OpenDB(begun)
 	tx, err := db.BeginTx(context.Background(), nil)

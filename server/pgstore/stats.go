@@ -4,8 +4,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/idemhttp/idem/server"
 )
 
@@ -27,10 +25,8 @@ func (s *Store) Stats(ctx context.Context) (server.Stats, error) {
 		statement, arguments = selectSampledStats, []any{float32(100 * share)}
 	}
 	var oldest int64
-	err = s.flight(ctx, rollback, func(b *pgx.Batch) {
-		b.Queue(s.sql(statement), arguments...).QueryRow(func(row pgx.Row) error {
-			return row.Scan(&stats.Processing, &stats.Completed, &stats.Failed, &oldest)
-		})
+	err = s.flight(ctx, rollback, func(b *batch) {
+		b.add(s.sql(statement), arguments...).scan(&stats.Processing, &stats.Completed, &stats.Failed, &oldest)
 	})
 	for _, n := range []*int64{&stats.Processing, &stats.Completed, &stats.Failed} {
 		*n = int64(float64(*n) / share)
@@ -44,9 +40,9 @@ func (s *Store) Stats(ctx context.Context) (server.Stats, error) {
 func (s *Store) size(ctx context.Context) (stats server.Stats, records float64, err error) {
 	var now time.Time
 	var lag int64
-	err = s.flight(ctx, rollback, func(b *pgx.Batch) {
-		b.Queue(s.sql(selectSize)).QueryRow(func(row pgx.Row) error { return row.Scan(&stats.Bytes, &records) })
-		b.Queue(s.sql(selectClock)).QueryRow(func(row pgx.Row) error { return row.Scan(&now, &lag) })
+	err = s.flight(ctx, rollback, func(b *batch) {
+		b.add(s.sql(selectSize)).scan(&stats.Bytes, &records)
+		b.add(s.sql(selectClock)).scan(&now, &lag)
 	})
 	stats.CleanupLag = time.Duration(lag) * time.Microsecond
 	return stats, records, err

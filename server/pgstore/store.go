@@ -134,7 +134,7 @@ const (
 
 // flight runs the statements that queue adds in a transaction of their own, in
 // one round trip.
-func (s *Store) flight(ctx context.Context, end string, queue func(b *pgx.Batch)) error {
+func (s *Store) flight(ctx context.Context, end string, queue func(b *batch)) error {
 	conn, err := s.pool.acquire(ctx)
 	if err != nil {
 		return err
@@ -143,9 +143,9 @@ func (s *Store) flight(ctx context.Context, end string, queue func(b *pgx.Batch)
 }
 
 // flightOn is flight on conn, which it releases. A COMMIT is seen through.
-func (s *Store) flightOn(ctx context.Context, conn connection, end string, queue func(b *pgx.Batch)) error {
-	b := &pgx.Batch{}
-	b.BeginTx(transaction)
+func (s *Store) flightOn(ctx context.Context, conn connection, end string, queue func(b *batch)) error {
+	b := &batch{}
+	b.begin()
 	queue(b)
 	if end == commit {
 		return s.seeThrough(ctx, conn, func(ctx context.Context, conn *pgx.Conn) error { return send(ctx, conn, b, commit) })
@@ -157,14 +157,14 @@ func (s *Store) flightOn(ctx context.Context, conn connection, end string, queue
 // send ends the transaction that conn is in, or that b begins, with the
 // statements of b and end. After an error it is rolled back; the connection is
 // lost if even that fails.
-func send(ctx context.Context, conn *pgx.Conn, b *pgx.Batch, end string) error {
-	b.Queue(end).Exec(func(tag pgconn.CommandTag) error {
+func send(ctx context.Context, conn *pgx.Conn, b *batch, end string) error {
+	b.add(end).tag = func(tag pgconn.CommandTag) error {
 		if tag.String() != end {
 			return fmt.Errorf("%w: %s was answered by %s", errNotCommitted, end, tag)
 		}
 		return checkReplicated(conn.PgConn())
-	})
-	err := submit(ctx, conn, b).Close()
+	}
+	err := b.send(ctx, conn)
 	if err != nil {
 		abort(ctx, conn)
 	}
@@ -215,7 +215,7 @@ func transient(err error) bool {
 	case errors.Is(err, errRetry):
 		return true
 	case errors.As(err, &pgErr):
-		return isFatal(pgErr) || restartable(pgErr.Code)
+		return isFatal(pgErr) || restartable(pgErr.Code) || isStale(err)
 	case errors.As(err, &connect):
 		return false
 	default:

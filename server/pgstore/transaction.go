@@ -1,6 +1,7 @@
 package pgstore
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -40,13 +41,15 @@ func (c *claiming) inTransaction(ctx context.Context) (claim server.Claim, err e
 func (c *claiming) enter(ctx context.Context, conn connection) (server.Claim, error) {
 	var locked bool
 	var r *record
-	b := &pgx.Batch{}
-	b.BeginTx(transaction)
-	b.Queue(c.store.sql(tryLock), c.req.ID.Account, c.req.ID.Key, c.keys.id, c.keys.class, c.keys.fingerprint,
-		int16(c.req.Fingerprint.Version), c.req.Fingerprint.Sum[:]).
-		QueryRow(func(row pgx.Row) error { return read(row, &r, &locked) })
-	results := submit(ctx, conn.Conn(), b)
-	if err := results.Close(); err != nil {
+	b := &batch{}
+	b.begin()
+	b.add(c.store.sql(tryLock), c.req.ID.Account, c.req.ID.Key, c.keys.id, c.keys.class, c.keys.fingerprint,
+		int16(c.req.Fingerprint.Version), c.req.Fingerprint.Sum[:]).row = func(values [][]byte) (err error) {
+		locked = bytes.Equal(values[0], []byte{1})
+		r, err = decodeRecord(values[1:])
+		return err
+	}
+	if err := b.send(ctx, conn.Conn()); err != nil {
 		return server.Claim{}, err
 	}
 	switch {
@@ -56,7 +59,7 @@ func (c *claiming) enter(ctx context.Context, conn connection) (server.Claim, er
 	case !locked:
 		return c.inFlight(ctx, conn)
 	default:
-		return c.entered(conn, results.Tx(), r)
+		return c.entered(conn, r)
 	}
 }
 
@@ -78,8 +81,8 @@ func leave(ctx context.Context, conn connection) {
 func (c *claiming) inFlight(ctx context.Context, conn connection) (server.Claim, error) {
 	var other bool
 	var r *record
-	b := &pgx.Batch{}
-	b.Queue(selectEvidence, c.keys.id, int64(uint32(c.keys.class)), int64(uint32(c.keys.fingerprint))).QueryRow(scan(&other))
+	b := &batch{}
+	b.add(selectEvidence, c.keys.id, int64(uint32(c.keys.class)), int64(uint32(c.keys.fingerprint))).scan(&other)
 	c.queueSelect(b, &r)
 	if err := send(ctx, conn.Conn(), b, rollback); err != nil {
 		return server.Claim{}, err
@@ -99,8 +102,8 @@ func (c *claiming) running(r *record, reused bool) server.Record {
 	}
 }
 
-func (c *claiming) entered(conn connection, tx pgx.Tx, seen *record) (server.Claim, error) {
-	handed, err := conn.handOver(tx)
+func (c *claiming) entered(conn connection, seen *record) (server.Claim, error) {
+	handed, err := conn.handOver()
 	if err != nil {
 		return server.Claim{}, err
 	}
@@ -265,13 +268,13 @@ func endingOf(status int, state byte, code string) ending {
 // keep the COMMIT behind it from being executed, and does.
 func (l *txLease) commit(ctx context.Context, conn connection, e ended) (server.Record, error) {
 	var inserted int64
-	b := &pgx.Batch{}
+	b := &batch{}
 	if l.placed {
-		b.Queue(l.store.sql(deleteDead), l.req.ID.Account, l.req.ID.Key, l.token)
+		b.add(l.store.sql(deleteDead), l.req.ID.Account, l.req.ID.Key, l.token)
 	} else {
 		l.queueDelete(b)
 	}
-	l.queueEnded(b, insertEnded, e).Exec(count(&inserted))
+	l.queueEnded(b, insertEnded, e).count(&inserted)
 	err := l.store.seeThrough(ctx, conn, func(ctx context.Context, conn *pgx.Conn) error { return send(ctx, conn, b, commit) })
 	if errors.Is(err, errUnanswered) {
 		return l.lookUp(ctx)
@@ -321,7 +324,7 @@ func outcomeOfError(code string, inserted bool) outcome {
 	switch {
 	case code == "40003": // statement completion unknown
 		return unknown
-	case restartable(code), code == "23505" && !inserted: // the latter is our own index
+	case restartable(code), code == "26000", code == "23505" && !inserted: // the last is our own index
 		return conflict
 	}
 	switch code[:min(2, len(code))] {
@@ -333,14 +336,14 @@ func outcomeOfError(code string, inserted bool) outcome {
 }
 
 // queueDelete queues the removal of the dead record that the claim saw.
-func (l *txLease) queueDelete(b *pgx.Batch) {
+func (l *txLease) queueDelete(b *batch) {
 	if l.seen != nil {
-		b.Queue(l.store.sql(deleteDead), l.req.ID.Account, l.req.ID.Key, l.seen.token)
+		b.add(l.store.sql(deleteDead), l.req.ID.Account, l.req.ID.Key, l.seen.token)
 	}
 }
 
 // queueEnded queues the insertion of the record that the attempt leaves.
-func (l *txLease) queueEnded(b *pgx.Batch, statement string, e ended) *pgx.QueuedQuery {
+func (l *txLease) queueEnded(b *batch, statement string, e ended) *query {
 	var (
 		code, lease   any // NULL
 		headers, body []byte
@@ -352,7 +355,7 @@ func (l *txLease) queueEnded(b *pgx.Batch, statement string, e ended) *pgx.Queue
 	if e.status == server.Processing {
 		lease = e.lease
 	}
-	return b.Queue(l.store.sql(statement), l.req.ID.Account, l.req.ID.Key, l.operation.ID,
+	return b.add(l.store.sql(statement), l.req.ID.Account, l.req.ID.Key, l.operation.ID,
 		l.req.Fingerprint.Sum[:], int16(l.req.Fingerprint.Version),
 		e.status.String(), int32(l.operation.Attempt), l.token,
 		code, headers, body, flags, lease, e.ttl)
@@ -386,9 +389,9 @@ func (l *txLease) storeAlone(ctx context.Context, conn connection, e ended) (sto
 // releases conn.
 func (l *txLease) storeOn(ctx context.Context, conn connection, e ended) (server.Record, error) {
 	var inserted int64
-	err := l.store.flightOn(ctx, conn, commit, func(b *pgx.Batch) {
+	err := l.store.flightOn(ctx, conn, commit, func(b *batch) {
 		l.queueDelete(b)
-		l.queueEnded(b, insertEndedOnce, e).Exec(count(&inserted))
+		l.queueEnded(b, insertEndedOnce, e).count(&inserted)
 	})
 	if err != nil {
 		return server.Record{}, err
@@ -425,10 +428,10 @@ func (l *txLease) lookUp(ctx context.Context) (server.Record, error) {
 	defer cancel()
 	var r *record
 	err := retry(ctx, func() error {
-		return l.store.flight(ctx, rollback, func(b *pgx.Batch) {
-			b.Queue(limitLockWait)
+		return l.store.flight(ctx, rollback, func(b *batch) {
+			b.add(limitLockWait)
 			if l.facts.locks {
-				b.Queue(waitLock, l.keys.id)
+				b.add(waitLock, l.keys.id)
 			} else {
 				l.queueInsert(b, l.operation.ID, 0)
 			}
@@ -474,25 +477,20 @@ func (l *txLease) Release(ctx context.Context, _ error) error {
 // for the disk, and is left out if the next attempt has begun.
 func (l *txLease) rememberFailure(ctx context.Context, conn connection) {
 	locked := true
-	b := &pgx.Batch{}
-	b.BeginTx(transaction)
-	b.Queue("SET LOCAL synchronous_commit = off")
+	b := &batch{}
+	b.begin()
+	b.add("SET LOCAL synchronous_commit = off")
 	if l.facts.locks {
-		b.Queue(tryOnlyLock, l.keys.id).QueryRow(scan(&locked))
+		b.add(tryOnlyLock, l.keys.id).scan(&locked)
 	} else {
-		b.Queue(waitBriefly)
+		b.add(waitBriefly)
 	}
-	if err := conn.Conn().SendBatch(ctx, b).Close(); err != nil || !locked {
+	if err := b.send(ctx, conn.Conn()); err != nil || !locked {
 		abort(ctx, conn.Conn())
 		return
 	}
-	b = &pgx.Batch{}
+	b = &batch{}
 	l.queueDelete(b)
 	l.queueEnded(b, insertEndedOnce, ended{status: server.Failed, ttl: l.req.TTL})
 	_ = send(ctx, conn.Conn(), b, commit)
-}
-
-// scan reads one value.
-func scan[T any](value *T) func(pgx.Row) error {
-	return func(row pgx.Row) error { return row.Scan(value) }
 }

@@ -3,6 +3,7 @@ package pgstore
 import (
 	"context"
 	"errors"
+	"strconv"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -37,18 +38,17 @@ func Tx(ctx context.Context) pgx.Tx {
 	if t, ok := ctx.Value(txKey{}).(*tx); ok {
 		return t
 	}
-	b := &pgx.Batch{}
-	b.BeginTx(pgx.TxOptions{})
-	t := newTx(pgx.FailedBatchResults(b, ErrNoTx).Tx())
+	t := newTx(nil)
 	t.session.over = ErrNoTx
 	return t
 }
 
 // tx is a transaction as the handler sees it, or a savepoint in it.
 type tx struct {
-	inner   pgx.Tx
-	session *session
-	nested  bool
+	conn      *pgx.Conn // nil outside a transactional route
+	session   *session
+	savepoint string // "" if it is the transaction
+	closed    bool   // the savepoint is over; guarded by the session's turn
 }
 
 // session is what a transaction and its savepoints share. Its fields are
@@ -57,10 +57,23 @@ type session struct {
 	turn chan struct{} // holds a token while nobody uses the connection
 	over error         // what every method returns, nil while the handler runs
 	code string        // the last SQLSTATE
+
+	savepoints int // so many have been made
 }
 
-func newTx(inner pgx.Tx) *tx {
-	return &tx{inner: inner, session: &session{turn: newTurn()}}
+func newTx(conn *pgx.Conn) *tx {
+	return &tx{conn: conn, session: &session{turn: newTurn()}}
+}
+
+// use calls f when the connection is free, unless the transaction is over, or
+// the savepoint.
+func (t *tx) use(ctx context.Context, f func() error) error {
+	return t.session.use(ctx, func() error {
+		if t.closed {
+			return pgx.ErrTxClosed
+		}
+		return f()
+	})
 }
 
 // use calls f when the connection is free, unless the transaction is over.
@@ -111,7 +124,7 @@ func (t *tx) context(parent context.Context) context.Context {
 func (t *tx) end(ctx context.Context) (code string, err error) {
 	err = t.session.use(ctx, func() error {
 		t.session.over, code = pgx.ErrTxClosed, t.session.code
-		if t.inner.Conn().PgConn().IsBusy() {
+		if t.conn.PgConn().IsBusy() {
 			return errRowsOpen
 		}
 		return nil
@@ -127,45 +140,49 @@ func (t *tx) drain() {
 }
 
 func (t *tx) Begin(ctx context.Context) (inner pgx.Tx, err error) {
-	err = t.session.use(ctx, func() error {
-		inner, err = t.inner.Begin(ctx)
+	err = t.use(ctx, func() error {
+		t.session.savepoints++
+		savepoint := "idem_" + strconv.Itoa(t.session.savepoints)
+		inner = &tx{conn: t.conn, session: t.session, savepoint: savepoint}
+		_, err := t.conn.Exec(ctx, "SAVEPOINT "+savepoint)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	return &tx{inner: inner, session: t.session, nested: true}, nil
+	return inner, nil
 }
 
 func (t *tx) Commit(ctx context.Context) error {
-	return t.session.use(ctx, func() error {
-		if !t.nested {
-			return ErrTxOwned
-		}
-		return t.inner.Commit(ctx)
-	})
+	return t.endSavepoint(ctx, "RELEASE SAVEPOINT ")
 }
 
 func (t *tx) Rollback(ctx context.Context) error {
-	return t.session.use(ctx, func() error {
-		if !t.nested {
+	return t.endSavepoint(ctx, "ROLLBACK TO SAVEPOINT ")
+}
+
+func (t *tx) endSavepoint(ctx context.Context, how string) error {
+	return t.use(ctx, func() error {
+		if t.savepoint == "" {
 			return ErrTxOwned
 		}
-		return t.inner.Rollback(ctx)
+		t.closed = true
+		_, err := t.conn.Exec(ctx, how+t.savepoint)
+		return err
 	})
 }
 
 func (t *tx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (n int64, err error) {
-	err = t.session.use(ctx, func() error {
-		n, err = t.inner.CopyFrom(ctx, table, columns, src)
+	err = t.use(ctx, func() error {
+		n, err = t.conn.CopyFrom(ctx, table, columns, src)
 		return err
 	})
 	return n, err
 }
 
 func (t *tx) SendBatch(ctx context.Context, b *pgx.Batch) (results pgx.BatchResults) {
-	err := t.session.use(ctx, func() error {
-		results = t.inner.SendBatch(ctx, b)
+	err := t.use(ctx, func() error {
+		results = t.conn.SendBatch(ctx, b)
 		return nil
 	})
 	if err != nil {
@@ -176,27 +193,38 @@ func (t *tx) SendBatch(ctx context.Context, b *pgx.Batch) (results pgx.BatchResu
 
 // LargeObjects returns the large objects of the transaction. They are not
 // guarded against use after the handler has returned.
-func (t *tx) LargeObjects() pgx.LargeObjects { return t.inner.LargeObjects() }
+func (t *tx) LargeObjects() pgx.LargeObjects {
+	b := &pgx.Batch{}
+	b.BeginTx(transaction)
+	if t.conn == nil {
+		return pgx.FailedBatchResults(b, ErrNoTx).Tx().LargeObjects()
+	}
+	// pgx has large objects only for a transaction that it begins. This one it
+	// does not, because the context of what would begin it is over.
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return t.conn.SendBatch(ctx, b).Tx().LargeObjects()
+}
 
 func (t *tx) Prepare(ctx context.Context, name, sql string) (d *pgconn.StatementDescription, err error) {
-	err = t.session.use(ctx, func() error {
-		d, err = t.inner.Prepare(ctx, name, sql)
+	err = t.use(ctx, func() error {
+		d, err = t.conn.Prepare(ctx, name, sql)
 		return err
 	})
 	return d, err
 }
 
 func (t *tx) Exec(ctx context.Context, sql string, args ...any) (tag pgconn.CommandTag, err error) {
-	err = t.session.use(ctx, func() error {
-		tag, err = t.inner.Exec(ctx, sql, args...)
+	err = t.use(ctx, func() error {
+		tag, err = t.conn.Exec(ctx, sql, args...)
 		return err
 	})
 	return tag, err
 }
 
 func (t *tx) Query(ctx context.Context, sql string, args ...any) (rows pgx.Rows, err error) {
-	err = t.session.use(ctx, func() error {
-		rows, err = t.inner.Query(ctx, sql, args...) //nolint:sqlclosecheck // the caller closes them
+	err = t.use(ctx, func() error {
+		rows, err = t.conn.Query(ctx, sql, args...) //nolint:sqlclosecheck // the caller closes them
 		return err
 	})
 	if rows == nil {
@@ -212,7 +240,7 @@ func (t *tx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 
 // Conn returns the connection, past all guards; nil outside a transactional
 // route.
-func (t *tx) Conn() *pgx.Conn { return t.inner.Conn() }
+func (t *tx) Conn() *pgx.Conn { return t.conn }
 
 // resultRows are read while nobody else uses the connection, and not when the
 // transaction is over. They remember what error ended them.

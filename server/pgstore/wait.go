@@ -123,26 +123,26 @@ func (s *Store) inFlight(ctx context.Context, ids []server.ID) (map[server.ID]bo
 		byLock[locks[i]] = id
 	}
 	running := make(map[server.ID]bool)
-	err := s.flight(ctx, rollback, func(b *pgx.Batch) {
-		b.Queue(s.sql(selectInFlight), accounts, idempotencyKeys).Query(func(rows pgx.Rows) error {
+	err := s.flight(ctx, rollback, func(b *batch) {
+		b.add(s.sql(selectInFlight), accounts, idempotencyKeys).rows = func(rows pgx.Rows) error {
 			var id server.ID
 			_, err := pgx.ForEachRow(rows, []any{&id.Account, &id.Key}, func() error {
 				running[id] = true
 				return nil
 			})
 			return err
-		})
+		}
 		if !s.transactional || !s.hasLocks() {
 			return
 		}
-		b.Queue(selectLocked, locks).Query(func(rows pgx.Rows) error {
+		b.add(selectLocked, locks).rows = func(rows pgx.Rows) error {
 			var lock int64
 			_, err := pgx.ForEachRow(rows, []any{&lock}, func() error {
 				running[byLock[lock]] = true
 				return nil
 			})
 			return err
-		})
+		}
 	})
 	return running, err
 }
