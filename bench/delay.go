@@ -1,79 +1,50 @@
 package main
 
 import (
-	"io"
+	"context"
 	"net"
-	"net/url"
 	"os"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"golang.org/x/sys/unix"
 )
 
 // extraRoundTrip is by how much delay makes a round trip longer, in nanoseconds.
 const extraRoundTrip = 350_000
 
-// delay returns a connection string by which whatever a client sends arrives
-// later.
-func delay(dsn string) (far string, stop func(), err error) {
-	config, err := pgx.ParseConfig(dsn)
+// farAway connects such that whatever a client sends leaves later.
+func farAway(ctx context.Context, network, address string) (net.Conn, error) {
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, network, address)
 	if err != nil {
-		return "", nil, err
+		return nil, err
 	}
-	network, address := pgconn.NetworkAddress(config.Host, config.Port)
-	listener, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // closed by stop
-	if err != nil {
-		return "", nil, err
-	}
-	u, err := url.Parse(dsn)
-	if err != nil {
-		return "", nil, err
-	}
-	query := u.Query()
-	query.Del("host")
-	u.Host, u.RawQuery = listener.Addr().String(), query.Encode()
-	go func() {
-		for {
-			client, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			go relay(client, network, address) // ends with the client or the server
-		}
-	}()
-	return u.String(), func() { listener.Close() }, nil
-}
-
-func relay(client net.Conn, network, address string) {
-	defer client.Close()
-	server, err := net.Dial(network, address) //nolint:noctx // a local socket
-	if err != nil {
-		return
-	}
-	go func() {
-		defer client.Close()
-		_, _ = io.Copy(client, server)
-	}()
-	defer server.Close()
 	pause, err := newTimer()
 	if err != nil {
-		return
+		conn.Close()
+		return nil, err
 	}
-	defer pause.Close()
-	buffer := make([]byte, 64<<10)
-	for {
-		n, err := client.Read(buffer)
-		if err != nil {
-			return
-		}
-		if err := pause.wait(); err != nil {
-			return
-		}
-		if _, err := server.Write(buffer[:n]); err != nil {
-			return
-		}
+	return &farConn{conn, pause}, nil
+}
+
+// farConn delays in the connection itself. A proxy would have to read and write
+// everything once more, and with a few clients take more of the processors than
+// they do.
+type farConn struct {
+	net.Conn
+
+	pause timer
+}
+
+func (c *farConn) Write(b []byte) (int, error) {
+	if err := c.pause.wait(); err != nil {
+		return 0, err
 	}
+	return c.Conn.Write(b)
+}
+
+func (c *farConn) Close() error {
+	c.pause.Close()
+	return c.Conn.Close()
 }
 
 // timer is one of the kernel's. The runtime's own are not precise to less than a

@@ -28,7 +28,7 @@ func (p plan) compareSizes(ctx context.Context, out io.Writer) error {
 	defer stop()
 	var kinds []kind
 	var targets []target
-	first, err := newLab(ctx, dsn, tableOf(small), crowd)
+	first, err := newLab(ctx, dsn, nil, tableOf(small), crowd)
 	if err != nil {
 		return err
 	}
@@ -76,7 +76,7 @@ func (p plan) settleDown(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	defer stop()
-	l, err := newLab(ctx, dsn, pgstore.DefaultTable, 2*crowd)
+	l, err := newLab(ctx, dsn, nil, pgstore.DefaultTable, 2*crowd)
 	if err != nil {
 		return err
 	}
@@ -198,7 +198,7 @@ func (p plan) cleanUp(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	defer stop()
-	l, err := newLab(ctx, dsn, pgstore.DefaultTable, crowd+1)
+	l, err := newLab(ctx, dsn, nil, pgstore.DefaultTable, crowd+1)
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,8 @@ import (
 	"os/exec"
 	"path/filepath"
 
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"github.com/idemhttp/idem/internal/pgtest"
 )
 
@@ -17,6 +19,7 @@ type regime struct {
 	targets []target
 	// start starts a server and returns its connection string.
 	start func(ctx context.Context) (dsn string, stop func(), err error)
+	dial  pgconn.DialFunc // nil for pgx's own
 }
 
 // target is a figure to reach: a quotient of throughputs.
@@ -35,7 +38,8 @@ var regimes = map[string]regime{
 	"roundtrip": {
 		title:   "Bound by round trips: each takes 0.35 ms longer",
 		targets: []target{{transactional, 8, 0.97}},
-		start:   startFarAway,
+		start:   startNearby,
+		dial:    farAway,
 	},
 	"cpu": {
 		title: "Bound by the CPU: clients and server on the same cores",
@@ -49,8 +53,10 @@ var regimes = map[string]regime{
 	},
 }
 
-// settings keep what happens now and then, a checkpoint, out of the rounds.
-const settings = "-c shared_buffers=1GB -c max_wal_size=32GB -c checkpoint_timeout=1h -c autovacuum_naptime=1min"
+// settings keep out of the rounds what happens now and then, a checkpoint, and
+// what happens only in a new server: WAL files that are filled with zeros first,
+// because there are no old ones to use again.
+const settings = "-c shared_buffers=1GB -c max_wal_size=32GB -c checkpoint_timeout=1h -c autovacuum_naptime=1min -c wal_init_zero=off"
 
 // unsynced keeps the disk out of it: WAL is written as ever, but not synced.
 const unsynced = settings + " -c fsync=off"
@@ -65,22 +71,6 @@ func launch(o pgtest.Options) (string, func(), error) {
 		return "", nil, err
 	}
 	return server.URL, server.Stop, nil
-}
-
-func startFarAway(ctx context.Context) (string, func(), error) {
-	dsn, stop, err := startNearby(ctx)
-	if err != nil {
-		return "", nil, err
-	}
-	far, stopProxy, err := delay(dsn)
-	if err != nil {
-		stop()
-		return "", nil, err
-	}
-	return far, func() {
-		stopProxy()
-		stop()
-	}, nil
 }
 
 //go:embed preload/slow_fdatasync.c

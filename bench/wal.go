@@ -22,7 +22,7 @@ func (p plan) compareWAL(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	defer stop()
-	l, err := newLab(ctx, dsn, pgstore.DefaultTable, 1)
+	l, err := newLab(ctx, dsn, nil, pgstore.DefaultTable, 1)
 	if err != nil {
 		return err
 	}

@@ -23,8 +23,8 @@ type batch struct{ queries []query }
 type query struct {
 	sql  string
 	args []any
-	// At most one of these gets the result. The values of a row are in binary
-	// format, and gone when it returns; no row at all is nil.
+	// At most one of these gets the result: the first row if there is one, whose
+	// values are in binary format and gone when row returns; all rows; or the tag.
 	row  func(values [][]byte) error
 	rows func(rows pgx.Rows) error
 	tag  func(tag pgconn.CommandTag) error
@@ -35,6 +35,9 @@ func (b *batch) begin() { b.add(transaction.BeginQuery) }
 
 // add adds a statement. What it returns is only to be used before the next.
 func (b *batch) add(sql string, args ...any) *query {
+	if b.queries == nil {
+		b.queries = make([]query, 0, 4)
+	}
 	b.queries = append(b.queries, query{sql: sql, args: args})
 	return &b.queries[len(b.queries)-1]
 }
@@ -59,6 +62,7 @@ func (q *query) scan(dest ...any) {
 
 // record reads the record that the statement, which selects columns, finds.
 func (q *query) record(r **record) {
+	*r = nil
 	q.row = func(values [][]byte) (err error) {
 		*r, err = decodeRecord(values)
 		return err
@@ -112,8 +116,6 @@ func (q *query) read(result *pgconn.ResultReader, types *pgtype.Map) (pgconn.Com
 		err = cmp.Or(err, rows.Err())
 	case q.row != nil && result.NextRow():
 		err = q.row(result.Values())
-	case q.row != nil:
-		err = q.row(nil)
 	}
 	tag, failed := result.Close()
 	if err = cmp.Or(failed, err); err == nil && q.tag != nil {
@@ -124,7 +126,7 @@ func (q *query) read(result *pgconn.ResultReader, types *pgtype.Map) (pgconn.Com
 
 // encode writes the messages of the batch.
 func (b *batch) encode(ctx context.Context, conn *pgx.Conn, channel *channel) (*pgconn.Batch, error) {
-	out, arguments := &pgconn.Batch{}, encoder{types: conn.TypeMap()}
+	out, arguments := &pgconn.Batch{}, newEncoder(conn.TypeMap())
 	for _, q := range b.queries {
 		if err := arguments.encode(q.args); err != nil {
 			return nil, err
@@ -151,6 +153,11 @@ type encoder struct {
 	buffer []byte // has values, and those of statements before
 	values [][]byte
 	oids   []uint32
+}
+
+// newEncoder returns one with room for what most statements need.
+func newEncoder(types *pgtype.Map) *encoder {
+	return &encoder{types: types, buffer: make([]byte, 0, 256), values: make([][]byte, 0, 14), oids: make([]uint32, 0, 14)}
 }
 
 func (e *encoder) encode(args []any) error {

@@ -30,11 +30,11 @@ type record struct {
 // Such a record is never taken for none.
 var errUnreadable = errors.New("pgstore: a record has something that this version cannot read")
 
-// decodeRecord reads values for columns. There is no record if there are no
-// values, or if all but the first are NULL.
+// decodeRecord reads values for columns. There is no record if all but the first
+// are NULL.
 func decodeRecord(values [][]byte) (*record, error) {
-	if len(values) == 0 || values[1] == nil {
-		return nil, nil
+	if values[1] == nil {
+		return nil, nil //nolint:nilnil // as everywhere, no record is nil
 	}
 	d := decoder{values: values}
 	now := d.time()

@@ -14,8 +14,8 @@ const DefaultTable = "idem_operations"
 // engines, those on records all name account_id, none has a function in ON
 // CONFLICT, and none needs ctid or the state of a session.
 const (
-	// columns are what is read of a record, live or dead. The first tells the
-	// time by which it is judged.
+	// columns are what decodeRecord reads of a record, live or dead. The first
+	// tells the time by which it is judged.
 	columns = `clock_timestamp(), operation_id, fingerprint, fingerprint_version, status, attempt, claim_token,
        lease_until, expires_at, response_status, response_headers, response_body, response_flags`
 
