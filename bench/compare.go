@@ -23,7 +23,7 @@ func (p plan) compare(ctx context.Context, r regime, out io.Writer) error {
 	printHead(out, r.title)
 	var filled *lab
 	for _, workers := range p.workers {
-		l, err := newLab(ctx, dsn, r.dial, pgstore.DefaultTable, workers)
+		l, err := newLab(ctx, dsn, r.adjust, pgstore.DefaultTable, workers)
 		if err != nil {
 			return err
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/idemhttp/idem/internal/pgtest"
 	"github.com/idemhttp/idem/server/pgstore"
 )
 
@@ -21,7 +22,10 @@ const crowd = 8
 
 // compareSizes prints how the same work compares on tables of different sizes.
 func (p plan) compareSizes(ctx context.Context, out io.Writer) error {
-	dsn, stop, err := startNearby(ctx)
+	// The larger a server's tables, the more memory it has: here about half of
+	// what the largest takes.
+	buffers := fmt.Sprintf(" -c shared_buffers=%dMB", max(1024, p.growth*600>>20))
+	dsn, stop, err := launch(pgtest.Options{Mode: pgtest.CrashSafe, Settings: unsynced + buffers})
 	if err != nil {
 		return err
 	}

@@ -80,7 +80,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 func parse(args []string, out io.Writer) (plan, error) {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.SetOutput(out)
-	names := flags.String("regimes", "commit,roundtrip,cpu", "what to be bound by, of commit, roundtrip and cpu; none for no comparison")
+	names := flags.String("regimes", "commit,roundtrip,cpu", "of commit, roundtrip, cpu and unprepared; none for no comparison")
 	workers := flags.String("workers", "1,8,32,64", "how many clients work at once")
 	work := flags.String("work", "", "only the kinds of work that this regular expression matches")
 	p := plan{}

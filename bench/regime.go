@@ -8,7 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 
-	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5"
 
 	"github.com/idemhttp/idem/internal/pgtest"
 )
@@ -19,7 +19,8 @@ type regime struct {
 	targets []target
 	// start starts a server and returns its connection string.
 	start func(ctx context.Context) (dsn string, stop func(), err error)
-	dial  pgconn.DialFunc // nil for pgx's own
+	// adjust changes how clients connect; nil for pgx's own way.
+	adjust func(*pgx.ConnConfig)
 }
 
 // target is a figure to reach: a quotient of throughputs.
@@ -39,7 +40,7 @@ var regimes = map[string]regime{
 		title:   "Bound by round trips: each takes 0.35 ms longer",
 		targets: []target{{transactional, 8, 0.97}},
 		start:   startNearby,
-		dial:    farAway,
+		adjust:  func(c *pgx.ConnConfig) { c.DialFunc = farAway },
 	},
 	"cpu": {
 		title: "Bound by the CPU: clients and server on the same cores",
@@ -50,6 +51,11 @@ var regimes = map[string]regime{
 			{rememberedReplay, 8, 0.8},
 		},
 		start: startNearby,
+	},
+	"unprepared": {
+		title:  "Bound by the CPU, without prepared statements, as for a pooler in transaction mode",
+		start:  startNearby,
+		adjust: func(c *pgx.ConnConfig) { c.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe },
 	},
 }
 

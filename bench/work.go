@@ -15,7 +15,6 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/idemhttp/idem/server"
@@ -94,13 +93,13 @@ var (
 
 // newLab makes the table in a database. Its pool has as many connections as
 // there are workers.
-func newLab(ctx context.Context, dsn string, dial pgconn.DialFunc, table string, workers int) (*lab, error) {
+func newLab(ctx context.Context, dsn string, adjust func(*pgx.ConnConfig), table string, workers int) (*lab, error) {
 	config, err := pgxpool.ParseConfig(dsn)
 	if err != nil {
 		return nil, err
 	}
-	if dial != nil {
-		config.ConnConfig.DialFunc = dial
+	if adjust != nil {
+		adjust(config.ConnConfig)
 	}
 	config.MaxConns, config.MinConns = int32(max(2, workers)), int32(workers)
 	pool, err := pgxpool.NewWithConfig(ctx, config)
