@@ -29,7 +29,7 @@ fuzz: ## Fuzz every parser for 20 s each
 chaos: servers ## Run the long storm: 2,000 operations with each of three seeds, about 5 min
 	go test -race -count=1 -timeout 30m -v -run '^TestChaos$$' ./server/cmd/refserver -chaos.ops 2000 -chaos.seeds 1,2,3
 
-stress: servers ## Run the long stress test of pgstore: 4,000 operations with every kind of store, about 10 min
+stress: servers ## Run the long stress test of pgstore: 4,000 operations with every kind of store, about 5 min
 	go test -race -count=1 -timeout 60m -v -run '^TestStress$$' ./server/pgstore -stress.keys 4000
 
 drill: servers ## Run the long drills of pgstore: ten failovers, and cleanup beside claims that are timed, about 5 min

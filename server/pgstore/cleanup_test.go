@@ -84,20 +84,27 @@ func TestTwoCleanersDeleteWhatHasExpiredAndNothingElse(t *testing.T) {
 
 var (
 	cleanupRecords = flag.Int("cleanup.records", 10_000, "expired records that are deleted beside claims")
-	cleanupTimed   = flag.Bool("cleanup.timed", false, "demand that claims take no more than twice as long meanwhile")
+	cleanupTimed   = flag.Bool("cleanup.timed", false, "demand that claims take no more than twice as long meanwhile, on a server that syncs")
 )
+
+// slice is for how long a system lets one process run before another. What takes
+// less may take as long when there are more processes than processors.
+const slice = 3 * time.Millisecond
 
 // Two cleaners delete records beside 500 claims a second. How long the claims
 // take tells something only on a machine that does nothing else.
 func TestCleanupBesideClaims(t *testing.T) {
 	t.Parallel()
 	db := newDB(t)
+	if *cleanupTimed {
+		db = newDBIn(t, pgtest.CrashSafe)
+	}
 	const live = 1000
 	expired := *cleanupRecords
 	fill(t, db, "live-", live, "1 hour")
 	store := open(t, pgstore.New, db)
 	claims := startClaims(t, store)
-	alone := claims.p99(t, func(n int) bool { return n == 500 })
+	alone := claims.p99(t, func(n int) bool { return n == 2500 })
 
 	fill(t, db, "expired-", expired, "-1 hour")
 	db.Exec(t, "ANALYZE idem_operations")
@@ -120,7 +127,7 @@ func TestCleanupBesideClaims(t *testing.T) {
 	require.Equal(t, live+claims.stop(), records(t, db))
 	require.Equal(t, 0, pgtest.Value[int](t, db, "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"))
 	if *cleanupTimed {
-		require.LessOrEqual(t, beside, 2*alone)
+		require.LessOrEqual(t, beside, 2*max(alone, slice))
 	}
 }
 

@@ -32,9 +32,15 @@ const effectsTable = "CREATE TABLE effects (key text NOT NULL, operation_id uuid
 // newDB returns a database with the default table and one for effects.
 func newDB(t *testing.T) *pgtest.DB {
 	t.Helper()
+	return newDBIn(t, pgtest.Fast)
+}
+
+// newDBIn is newDB on the cluster with the settings of mode.
+func newDBIn(t *testing.T, mode pgtest.Mode) *pgtest.DB {
+	t.Helper()
 	steps, err := pgstore.Migrations("")
 	require.NoError(t, err)
-	return pgtest.New(t, append(steps, effectsTable)...)
+	return pgtest.NewIn(t, mode, append(steps, effectsTable)...)
 }
 
 // open returns a store with a pool of its own on db that has been checked.
