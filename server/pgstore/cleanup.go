@@ -23,7 +23,7 @@ func (s *Store) Cleanup(ctx context.Context, limit int) (int, error) {
 	}
 	var deleted int64
 	err := s.flight(ctx, commit, func(b *batch) {
-		b.add(s.sql(deleteExpired), int64(limit)).count(&deleted)
+		b.add(s.sql(deleteExpired), int64(limit), time.Time{}).count(&deleted)
 	})
 	if err != nil {
 		return 0, err
@@ -41,7 +41,7 @@ func (s *Store) Run(ctx context.Context) error {
 	if s.CleanupInterval < 0 {
 		return errors.New("pgstore: CleanupInterval must not be negative")
 	}
-	clock := clockGuard{database: time.Now(), here: time.Now()}
+	sweep := sweep{clock: clockGuard{database: time.Now(), here: time.Now()}}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -50,7 +50,7 @@ func (s *Store) Run(ctx context.Context) error {
 			return context.Cause(ctx)
 		case <-timer.C:
 		}
-		pause, err := s.round(ctx, &clock)
+		pause, err := s.round(ctx, &sweep)
 		if err != nil && ctx.Err() == nil {
 			s.logger().ErrorContext(ctx, "idempotency records could not be cleaned up", "error", err)
 		}
@@ -58,11 +58,31 @@ func (s *Store) Run(ctx context.Context) error {
 	}
 }
 
+// sweep is how far cleanup has got. Where it has been, the index has entries of
+// what it deleted until the table is vacuumed: to look for more there again with
+// each batch would take longer and longer.
+type sweep struct {
+	clock clockGuard
+	began time.Time
+	from  time.Time // what expired before has been deleted, or skipped
+}
+
+// after notes that the sweep has got to the expiry newest. It starts over if
+// nothing is left, and now and then because of what it skipped.
+func (s *sweep) after(newest time.Time, full bool, interval time.Duration) {
+	s.from = newest
+	if !full || time.Since(s.began) > interval {
+		s.from, s.began = time.Time{}, time.Now()
+	}
+}
+
+func (s *Store) cleanupInterval() time.Duration { return cmp.Or(s.CleanupInterval, time.Minute) }
+
 // round deletes a batch and returns how long to wait before the next.
-func (s *Store) round(ctx context.Context, clock *clockGuard) (pause time.Duration, err error) {
-	interval := cmp.Or(s.CleanupInterval, time.Minute)
+func (s *Store) round(ctx context.Context, sweep *sweep) (pause time.Duration, err error) {
+	interval := s.cleanupInterval()
 	start := time.Now()
-	batch, rests := s.cleanupAsLeader(ctx, clock)
+	batch, rests := s.cleanupAsLeader(ctx, sweep)
 	batch.Took = time.Since(start)
 	stopped := batch.Err != nil && ctx.Err() != nil
 	if !rests && !stopped && s.ObserveCleanup != nil {
@@ -76,7 +96,7 @@ func (s *Store) round(ctx context.Context, clock *clockGuard) (pause time.Durati
 
 // cleanupAsLeader deletes a batch. It rests if another process is at it, or if
 // the clock is not to be trusted.
-func (s *Store) cleanupAsLeader(ctx context.Context, clock *clockGuard) (done server.CleanupEvent, rests bool) {
+func (s *Store) cleanupAsLeader(ctx context.Context, sweep *sweep) (done server.CleanupEvent, rests bool) {
 	facts, err := s.facts(ctx)
 	if err != nil {
 		return server.CleanupEvent{Err: err}, false
@@ -87,36 +107,49 @@ func (s *Store) cleanupAsLeader(ctx context.Context, clock *clockGuard) (done se
 	}
 	defer conn.Release()
 	defer abort(ctx, conn.Conn())
-	leads, now, lag, err := s.lead(ctx, conn.Conn(), facts.locks)
+	leads, now, lag, err := s.lead(ctx, conn.Conn(), facts.locks, sweep.from)
 	if err != nil || !leads {
 		return server.CleanupEvent{Err: err}, err == nil
 	}
-	if jump := clock.check(now, time.Now()); jump != 0 {
+	if jump := sweep.clock.check(now, time.Now()); jump != 0 {
 		s.logger().ErrorContext(ctx, "the database's clock jumped; cleanup of idempotency records rests", "jump", jump, "rest", restAfterJump)
 	}
-	if clock.rests(time.Now()) {
+	if sweep.clock.rests(time.Now()) {
 		return server.CleanupEvent{}, true
 	}
-	var rows int64
+	var expiries []time.Time
 	b := &batch{}
-	b.add(s.sql(deleteExpired), int64(cleanupBatch)).count(&rows)
+	b.add(s.sql(deleteExpired), int64(cleanupBatch), sweep.from).rows = func(rows pgx.Rows) (err error) {
+		expiries, err = pgx.CollectRows(rows, pgx.RowTo[time.Time])
+		return err
+	}
 	if err := send(ctx, conn.Conn(), b, commit); err != nil {
 		return server.CleanupEvent{Lag: lag, Err: err}, false
 	}
-	return server.CleanupEvent{Deleted: int(rows), Lag: lag}, false
+	sweep.after(newest(expiries), len(expiries) == cleanupBatch, s.cleanupInterval())
+	return server.CleanupEvent{Deleted: len(expiries), Lag: lag}, false
+}
+
+func newest(times []time.Time) (t time.Time) {
+	for _, other := range times {
+		if other.After(t) {
+			t = other
+		}
+	}
+	return t
 }
 
 // lead begins a transaction on conn and tries to become the only one to clean
 // up, where locks are real. It returns the database's time, and for how long
-// records have been expired.
-func (s *Store) lead(ctx context.Context, conn *pgx.Conn, locks bool) (leads bool, now time.Time, lag time.Duration, err error) {
+// records that expire at from or later have been expired.
+func (s *Store) lead(ctx context.Context, conn *pgx.Conn, locks bool, from time.Time) (leads bool, now time.Time, lag time.Duration, err error) {
 	var us int64
 	b := &batch{}
 	b.begin()
 	if locks {
 		b.add(tryOnlyLock, keyOf("cleanup", s.table())).scan(&leads)
 	}
-	b.add(s.sql(selectClock)).scan(&now, &us)
+	b.add(s.sql(selectClock), from).scan(&now, &us)
 	err = b.send(ctx, conn)
 	return leads || !locks, now, time.Duration(us) * time.Microsecond, err
 }

@@ -131,21 +131,25 @@ WHERE (account_id, idempotency_key) IN (SELECT * FROM unnest($1::text[], $2::tex
 	// was checked does not change, and for which the index can be used.
 	expired = `expires_at <= now() AND NOT (status = 'processing' AND lease_until > now())`
 
-	// deleteExpired deletes up to $1 records that nobody else is deleting.
+	// deleteExpired deletes up to $1 records that nobody else is deleting, of
+	// those that expired at $2 or later. The condition is repeated such that it
+	// cannot be used to find the records, or all that have expired would be read
+	// each time to delete a few.
 	deleteExpired = `
 DELETE FROM {table}
 WHERE (account_id, idempotency_key) IN (
       SELECT account_id, idempotency_key FROM {table}
-      WHERE ` + expired + `
+      WHERE expires_at >= $2 AND ` + expired + `
       ORDER BY expires_at LIMIT $1 FOR UPDATE SKIP LOCKED)
-  AND ` + expired
+  AND (` + expired + `) IS TRUE
+RETURNING expires_at`
 
 	// selectClock tells the database's time, and for how long the record that
-	// expired first has been so.
+	// expired first has been so, of those that expire at $1 or later.
 	selectClock = `
 SELECT clock_timestamp(),
        coalesce(floor(extract(epoch FROM clock_timestamp() - (SELECT min(expires_at) FROM {table}
-                WHERE expires_at <= (SELECT clock_timestamp()))) * 1000000)::bigint, 0)`
+                WHERE expires_at >= $1 AND expires_at <= (SELECT clock_timestamp()))) * 1000000)::bigint, 0)`
 
 	// selectSize tells the size of the table, and about how many records it has.
 	selectSize = `

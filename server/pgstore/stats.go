@@ -42,7 +42,7 @@ func (s *Store) size(ctx context.Context) (stats server.Stats, records float64, 
 	var lag int64
 	err = s.flight(ctx, rollback, func(b *batch) {
 		b.add(s.sql(selectSize)).scan(&stats.Bytes, &records)
-		b.add(s.sql(selectClock)).scan(&now, &lag)
+		b.add(s.sql(selectClock), time.Time{}).scan(&now, &lag)
 	})
 	stats.CleanupLag = time.Duration(lag) * time.Microsecond
 	return stats, records, err
