@@ -240,7 +240,7 @@ func (p plan) cleanUp(ctx context.Context, out io.Writer) error {
 }
 
 func (p plan) measureBesideCleaner(ctx context.Context, l *lab, meter cpuMeter, out io.Writer) error {
-	stopCleaner := l.clean(ctx, time.Second)
+	stopCleaner := l.clean(ctx, time.Minute)
 	defer stopCleaner()
 	began := time.Now()
 	for left := p.cleanup; left > 0; {

@@ -12,8 +12,7 @@ import (
 )
 
 // cleanupBatch is how many records Run deletes in one transaction. Claims wait
-// for a processor, and for the disk, while a batch is deleted and committed: four
-// times as many at once make the slowest of them take two to three times as long.
+// for a processor, and for the disk, while a batch is deleted and committed.
 const cleanupBatch = 250
 
 // Cleanup implements [server.Cleaner].

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/uuid"
@@ -206,6 +207,26 @@ func TestClockGuard(t *testing.T) {
 		require.Equal(t, c.rests, rests, c.name)
 		require.InDelta(t, c.jump, jump, float64(2*time.Minute), c.name)
 	}
+}
+
+func TestASweepStartsOverWhenNothingIsLeftAndNowAndThen(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := sweep{began: time.Now()}
+		newest := time.Now()
+		s.after(newest, true, time.Minute)
+		require.Equal(t, newest, s.from)
+		s.after(newest, false, time.Minute)
+		require.Zero(t, s.from, "the batch was not full")
+		<-time.After(time.Minute)
+		s.after(newest, true, time.Minute)
+		require.Equal(t, newest, s.from)
+		<-time.After(time.Second)
+		s.after(newest, true, time.Minute)
+		require.Zero(t, s.from, "what was skipped may be left")
+		s.after(newest, true, time.Minute)
+		require.Equal(t, newest, s.from)
+	})
 }
 
 func TestKeysOfDifferentIDsDiffer(t *testing.T) {

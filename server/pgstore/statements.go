@@ -128,8 +128,11 @@ WHERE (account_id, idempotency_key) IN (SELECT * FROM unnest($1::text[], $2::tex
 
 	// expired is true of records that cleanup deletes. They are judged by the
 	// time at which the transaction began, which a clock that jumps after it
-	// was checked does not change, and for which the index can be used.
-	expired = `expires_at <= now() AND NOT (status = 'processing' AND lease_until > now())`
+	// was checked does not change, and for which the index can be used. The
+	// planner is not to know that time: to estimate how many records have expired
+	// it would look for the first in the index each time, past all that have been
+	// deleted since the table was vacuumed.
+	expired = `expires_at <= (SELECT now()) AND NOT (status = 'processing' AND lease_until > now())`
 
 	// deleteExpired deletes up to $1 records that nobody else is deleting, of
 	// those that expired at $2 or later. The condition is repeated such that it
@@ -139,7 +142,7 @@ WHERE (account_id, idempotency_key) IN (SELECT * FROM unnest($1::text[], $2::tex
 DELETE FROM {table}
 WHERE (account_id, idempotency_key) IN (
       SELECT account_id, idempotency_key FROM {table}
-      WHERE expires_at >= $2 AND ` + expired + `
+      WHERE expires_at >= (SELECT $2::timestamptz) AND ` + expired + `
       ORDER BY expires_at LIMIT $1 FOR UPDATE SKIP LOCKED)
   AND (` + expired + `) IS TRUE
 RETURNING expires_at`
@@ -149,7 +152,7 @@ RETURNING expires_at`
 	selectClock = `
 SELECT clock_timestamp(),
        coalesce(floor(extract(epoch FROM clock_timestamp() - (SELECT min(expires_at) FROM {table}
-                WHERE expires_at >= $1 AND expires_at <= (SELECT clock_timestamp()))) * 1000000)::bigint, 0)`
+                WHERE expires_at >= (SELECT $1::timestamptz) AND expires_at <= (SELECT clock_timestamp()))) * 1000000)::bigint, 0)`
 
 	// selectSize tells the size of the table, and about how many records it has.
 	selectSize = `
