@@ -87,7 +87,9 @@ const (
 // beside a new one with the most records that were live at once: files do not
 // become smaller when there is less to do.
 func (p plan) settleDown(ctx context.Context, out io.Writer) error {
-	dsn, stop, err := startNearby(ctx)
+	// Records live for a minute instead of days, so the table is to be vacuumed
+	// more than once a minute too.
+	dsn, stop, err := launch(pgtest.Options{Mode: pgtest.CrashSafe, Settings: unsynced + " -c autovacuum_naptime=5s"})
 	if err != nil {
 		return err
 	}
