@@ -39,7 +39,7 @@ drill: servers ## Run the long drills of pgstore: ten failovers, and cleanup bes
 bench-pg: servers ## Measure what the guarantees of pgstore cost, about 20 min; docs/performance.md has one run
 	cd bench && go run .
 
-bench-pg-growth: servers ## Measure pgstore among 10 million records, and cleanup; takes 20 GB of disk and about 45 min
+bench-pg-growth: servers ## Measure pgstore among 10 million records, and cleanup; takes 20 GB of disk and about 12 min
 	cd bench && go run . -regimes none -wal=false -growth 10000000 -settle 1000000 -cleanup 1000000
 
 cover: servers ## Show the test coverage of each package, and write cover.out
