@@ -43,7 +43,7 @@ func number(t *testing.T, cell string) float64 {
 // None of these is parallel: they measure.
 
 func TestEveryKindOfWorkIsComparedInEveryRegime(t *testing.T) { //nolint:paralleltest // see above
-	tables := tablesOf(t, "-workers", "1,8", "-rounds", "1", "-round", "30ms", "-records", "200", "-wal=false")
+	tables := tablesOf(t, "-regimes", "commit,roundtrip,cpu,unprepared", "-workers", "1,8", "-rounds", "1", "-round", "30ms", "-records", "200", "-wal=false")
 	require.Len(t, tables, len(regimes))
 	for _, r := range regimes {
 		title, _, _ := strings.Cut(r.title, ":")
