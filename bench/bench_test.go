@@ -60,7 +60,7 @@ func TestEveryKindOfWorkIsComparedInEveryRegime(t *testing.T) { //nolint:paralle
 			}
 		}
 		require.Zero(t, missed["1"], "no target is set for one worker")
-		require.Positive(t, missed["8"])
+		require.Equal(t, len(r.targets) > 0, missed["8"] > 0, title)
 	}
 }
 
