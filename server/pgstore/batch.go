@@ -3,9 +3,11 @@ package pgstore
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -17,7 +19,7 @@ import (
 // batch is statements that travel together, in one round trip. It is what
 // [pgx.Batch] is, for the few types that our statements take and give, which
 // costs the client a fraction of the time: nothing has to find out how to encode
-// a value, and no server has to describe a result that is known.
+// a value, and the result of a prepared statement is not described each time.
 type batch struct{ queries []query }
 
 type query struct {
@@ -71,39 +73,70 @@ func (q *query) record(r **record) {
 
 // send sends the batch on conn and reads its results, until one is an error.
 func (b *batch) send(ctx context.Context, conn *pgx.Conn) error {
-	channel := channelOf(conn)
-	if channel.tracer == nil {
-		return b.exchange(ctx, conn, channel)
+	sender := senderOf(conn)
+	if sender.tracer == nil {
+		return b.exchange(ctx, conn, sender)
 	}
 	traced := &pgx.Batch{}
 	for _, q := range b.queries {
 		traced.Queue(q.sql, q.args...)
 	}
-	ctx = channel.tracer.TraceBatchStart(ctx, conn, pgx.TraceBatchStartData{Batch: traced})
-	err := b.exchange(ctx, conn, channel)
-	channel.tracer.TraceBatchEnd(ctx, conn, pgx.TraceBatchEndData{Err: err})
+	ctx = sender.tracer.TraceBatchStart(ctx, conn, pgx.TraceBatchStartData{Batch: traced})
+	err := b.exchange(ctx, conn, sender)
+	sender.tracer.TraceBatchEnd(ctx, conn, pgx.TraceBatchEndData{Err: err})
 	return err
 }
 
-func (b *batch) exchange(ctx context.Context, conn *pgx.Conn, channel *channel) error {
-	out, err := b.encode(ctx, conn, channel)
+// exchange is send without the batch's begin and end being traced. A batch that
+// failed because of a stale statement has done nothing if it began outside a
+// transaction, and is sent again.
+func (b *batch) exchange(ctx context.Context, conn *pgx.Conn, sender *sender) error {
+	idle := conn.PgConn().TxStatus() == stateIdle
+	err := b.exchangeOnce(ctx, conn, sender)
+	if !sender.prepares || !isStale(err) {
+		return err
+	}
+	sender.forget()
+	if !idle {
+		return err
+	}
+	abort(ctx, conn)
+	return b.exchangeOnce(ctx, conn, sender)
+}
+
+// errOutOfStep says that not every statement was answered.
+var errOutOfStep = errors.New("pgstore: the database answered fewer statements than it was sent")
+
+func (b *batch) exchangeOnce(ctx context.Context, conn *pgx.Conn, sender *sender) error {
+	statements, err := sender.prepare(ctx, conn, b)
+	if err != nil {
+		return err
+	}
+	out, err := b.encode(conn.TypeMap(), statements)
 	if err != nil {
 		return err
 	}
 	results := conn.PgConn().ExecBatch(ctx, out)
-	for i := 0; i < len(b.queries) && err == nil && results.NextResult(); i++ {
-		q := &b.queries[i]
+	for i := range b.queries {
+		q, began := &b.queries[i], time.Now()
 		var tag pgconn.CommandTag
-		tag, err = q.read(results.ResultReader(), conn.TypeMap())
-		if channel.tracer != nil {
-			channel.tracer.TraceBatchQuery(ctx, conn, pgx.TraceBatchQueryData{SQL: q.sql, Args: q.args, CommandTag: tag, Err: err})
+		answered := results.NextResult()
+		if answered {
+			tag, err = q.read(results.ResultReader(), conn.TypeMap())
+		} else if err = results.Close(); err == nil {
+			_ = conn.Close(ctx) // what it answers next belongs to nobody knows what
+			err = errOutOfStep
+		}
+		if sender.tracer != nil {
+			sender.tracer.TraceBatchQuery(ctx, conn, pgx.TraceBatchQueryData{
+				SQL: q.sql, Args: q.args, CommandTag: tag, Err: err, ReadStartTime: began,
+			})
+		}
+		if err != nil {
+			break
 		}
 	}
-	err = cmp.Or(err, results.Close())
-	if isStale(err) {
-		channel.forget(ctx, conn, b)
-	}
-	return err
+	return cmp.Or(err, results.Close())
 }
 
 func (q *query) read(result *pgconn.ResultReader, types *pgtype.Map) (pgconn.CommandTag, error) {
@@ -124,22 +157,19 @@ func (q *query) read(result *pgconn.ResultReader, types *pgtype.Map) (pgconn.Com
 	return tag, err
 }
 
-// encode writes the messages of the batch.
-func (b *batch) encode(ctx context.Context, conn *pgx.Conn, channel *channel) (*pgconn.Batch, error) {
-	out, arguments := &pgconn.Batch{}, newEncoder(conn.TypeMap())
-	for _, q := range b.queries {
+// encode writes the messages of the batch. Its statements are prepared unless
+// statements is nil.
+func (b *batch) encode(types *pgtype.Map, statements []*pgconn.StatementDescription) (*pgconn.Batch, error) {
+	out, arguments := &pgconn.Batch{}, newEncoder(types)
+	for i, q := range b.queries {
 		if err := arguments.encode(q.args); err != nil {
 			return nil, err
 		}
-		if !channel.prepares {
+		if statements == nil {
 			out.ExecParams(q.sql, arguments.values, arguments.oids, binaryFormat, binaryFormat)
-			continue
+		} else {
+			out.ExecStatement(statements[i], arguments.values, binaryFormat, binaryFormat)
 		}
-		statement, err := channel.prepare(ctx, conn, q.sql)
-		if err != nil {
-			return nil, err
-		}
-		out.ExecStatement(statement, arguments.values, binaryFormat, binaryFormat)
 	}
 	return out, nil
 }
@@ -201,73 +231,122 @@ func (e *encoder) append(arg any) (oid uint32, err error) {
 	case time.Duration: // the rest of an interval are days and months
 		e.buffer = binary.BigEndian.AppendUint64(e.buffer, uint64(v.Microseconds()))
 		e.buffer, oid = binary.BigEndian.AppendUint64(e.buffer, 0), pgtype.IntervalOID
+	case []string:
+		return e.appendOther(pgtype.TextArrayOID, arg)
+	case []int64:
+		return e.appendOther(pgtype.Int8ArrayOID, arg)
+	case float32:
+		return e.appendOther(pgtype.Float4OID, arg)
+	case time.Time:
+		return e.appendOther(pgtype.TimestamptzOID, arg)
 	default:
-		return e.appendOther(arg)
+		return 0, fmt.Errorf("pgstore: cannot encode an argument of type %T", arg)
 	}
 	return oid, nil
 }
 
-// appendOther adds the value of a type that pgx knows by itself.
-func (e *encoder) appendOther(arg any) (oid uint32, err error) {
-	t, ok := e.types.TypeForValue(arg)
-	if !ok {
-		return 0, fmt.Errorf("pgstore: cannot encode an argument of type %T", arg)
+// appendOther adds a value that pgx encodes, which is not NULL.
+func (e *encoder) appendOther(oid uint32, arg any) (uint32, error) {
+	buffer, err := e.types.Encode(oid, pgtype.BinaryFormatCode, arg, e.buffer)
+	if buffer == nil && err == nil {
+		err = fmt.Errorf("pgstore: NULL as an argument of type %T", arg)
 	}
-	e.buffer, err = e.types.Encode(t.OID, pgtype.BinaryFormatCode, arg, e.buffer)
-	return t.OID, err
+	if err == nil {
+		e.buffer = buffer
+	}
+	return oid, err
 }
 
-// channel is what is known of a connection on which batches are sent.
-type channel struct {
-	prepares bool // statements, and finds them again
-	prepared map[string]*pgconn.StatementDescription
-	tracer   pgx.BatchTracer // nil if there is none
+// sender is what is known of a connection on which batches are sent.
+type sender struct {
+	prepares bool                                    // else statements are parsed each time
+	prepared map[string]*pgconn.StatementDescription // by their text
+	forgot   int                                     // how often it had to forget them
+	tracer   pgx.BatchTracer                         // nil if there is none
 }
 
-// channelKey is where a connection keeps its channel.
-const channelKey = "github.com/idemhttp/idem/server/pgstore channel"
+// senderKey is where a connection keeps its sender.
+const senderKey = "github.com/idemhttp/idem/server/pgstore sender"
 
-func channelOf(conn *pgx.Conn) *channel {
+func senderOf(conn *pgx.Conn) *sender {
 	kept := conn.PgConn().CustomData()
-	if c, ok := kept[channelKey].(*channel); ok {
-		return c
+	if s, ok := kept[senderKey].(*sender); ok {
+		return s
 	}
 	config := conn.Config()
-	c := &channel{
+	s := &sender{
 		prepares: config.DefaultQueryExecMode == pgx.QueryExecModeCacheStatement,
 		prepared: make(map[string]*pgconn.StatementDescription),
 	}
-	c.tracer, _ = config.Tracer.(pgx.BatchTracer)
-	kept[channelKey] = c
-	return c
+	s.tracer, _ = config.Tracer.(pgx.BatchTracer)
+	kept[senderKey] = s
+	return s
 }
 
-// prepare returns the prepared statement of sql. Where pgx would ask for a
-// description of the result again, because there are no columns, it pretends
-// that there is one.
-func (c *channel) prepare(ctx context.Context, conn *pgx.Conn, sql string) (*pgconn.StatementDescription, error) {
-	if statement, ok := c.prepared[sql]; ok {
-		return statement, nil
+// prepare returns the prepared statements of b, nil if this connection has none.
+// Those that are new to it take one round trip together. Their names are known
+// to nobody else: pgx would use a statement that it knows for whatever has the
+// same text, and not notice that it is stale.
+func (s *sender) prepare(ctx context.Context, conn *pgx.Conn, b *batch) ([]*pgconn.StatementDescription, error) {
+	if !s.prepares {
+		return nil, nil
 	}
-	prepared, err := conn.Prepare(ctx, sql, sql)
-	if err != nil {
+	statements := make([]*pgconn.StatementDescription, len(b.queries))
+	var missing []string
+	for i, q := range b.queries {
+		if statements[i] = s.prepared[q.sql]; statements[i] == nil && !slices.Contains(missing, q.sql) {
+			missing = append(missing, q.sql)
+		}
+	}
+	if len(missing) == 0 {
+		return statements, nil
+	}
+	if err := s.prepareAnew(ctx, conn, missing); err != nil {
 		return nil, err
 	}
-	statement := *prepared
-	if len(statement.Fields) == 0 {
-		statement.Fields = make([]pgconn.FieldDescription, 1)
+	for i, q := range b.queries {
+		statements[i] = s.prepared[q.sql]
 	}
-	c.prepared[sql] = &statement
-	return &statement, nil
+	return statements, nil
 }
 
-// forget drops the statements of b, which are prepared anew when they are sent
-// again.
-func (c *channel) forget(ctx context.Context, conn *pgx.Conn, b *batch) {
-	for _, q := range b.queries {
-		delete(c.prepared, q.sql)
-		_ = conn.Deallocate(ctx, q.sql)
+func (s *sender) prepareAnew(ctx context.Context, conn *pgx.Conn, texts []string) (err error) {
+	pipeline := conn.PgConn().StartPipeline(ctx)
+	defer func() { err = cmp.Or(err, pipeline.Close()) }()
+	for _, sql := range texts {
+		pipeline.SendPrepare(s.nameOf(sql), sql, nil)
 	}
+	if err := pipeline.Sync(); err != nil {
+		return err
+	}
+	for _, sql := range texts {
+		result, err := pipeline.GetResults()
+		if err != nil {
+			return err
+		}
+		statement, ok := result.(*pgconn.StatementDescription)
+		if !ok {
+			return errOutOfStep
+		}
+		statement.Name, statement.SQL = s.nameOf(sql), sql // the server tells neither
+		if len(statement.Fields) == 0 {                    // pgconn would ask again, in case that there are columns after all
+			statement.Fields = make([]pgconn.FieldDescription, 1)
+		}
+		s.prepared[sql] = statement
+	}
+	return nil
+}
+
+func (s *sender) nameOf(sql string) string {
+	sum := sha256.Sum256([]byte(sql))
+	return fmt.Sprintf("idem_%x_%d", sum[:12], s.forgot)
+}
+
+// forget has all statements prepared anew, under other names because some of the
+// old ones may be there yet.
+func (s *sender) forget() {
+	clear(s.prepared)
+	s.forgot++
 }
 
 // isStale reports whether err says that a prepared statement is not there any
@@ -275,5 +354,6 @@ func (c *channel) forget(ctx context.Context, conn *pgx.Conn, b *batch) {
 // now, because somebody has changed the table.
 func isStale(err error) bool {
 	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && (pgErr.Code == "26000" || pgErr.Code == "0A000")
+	return errors.As(err, &pgErr) &&
+		(pgErr.Code == "26000" || pgErr.Code == "0A000" && pgErr.Routine == "RevalidateCachedQuery")
 }

@@ -2,11 +2,15 @@ package pgstore
 
 import (
 	"bytes"
+	"context"
 	"math"
+	"net"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/stretchr/testify/require"
 
@@ -97,4 +101,50 @@ func TestARecordThatIsNotWhatItShouldBeIsUnreadable(t *testing.T) {
 		_, err := decodeRecord(values)
 		require.ErrorIs(t, err, errUnreadable, "column %d", column)
 	}
+}
+
+// serveOutOfStep is a server that answers no statement, and says that it is
+// ready for the next.
+func serveOutOfStep(listener net.Listener) {
+	conn, err := listener.Accept()
+	if err != nil {
+		return
+	}
+	defer conn.Close()
+	backend := pgproto3.NewBackend(conn, conn)
+	if _, err := backend.ReceiveStartupMessage(); err != nil {
+		return
+	}
+	backend.Send(&pgproto3.AuthenticationOk{})
+	for {
+		backend.Send(&pgproto3.ReadyForQuery{TxStatus: 'I'})
+		if backend.Flush() != nil {
+			return
+		}
+		for synced := false; !synced; {
+			message, err := backend.Receive()
+			if err != nil {
+				return
+			}
+			_, synced = message.(*pgproto3.Sync)
+		}
+	}
+}
+
+// What is not answered is not done, even if no error says so.
+func TestACommitWithoutAnAnswerIsNoSuccess(t *testing.T) {
+	t.Parallel()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer listener.Close()
+	go serveOutOfStep(listener)
+	conn, err := pgx.Connect(t.Context(), "postgres://u@"+listener.Addr().String()+"/d?sslmode=disable&default_query_exec_mode=exec")
+	require.NoError(t, err)
+	defer conn.Close(context.Background())
+	b := &batch{}
+	b.begin()
+	err = send(t.Context(), conn, b, commit)
+	require.ErrorIs(t, err, errOutOfStep)
+	require.Equal(t, unknown, outcomeOf(err, false))
+	require.True(t, conn.IsClosed())
 }

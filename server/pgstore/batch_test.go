@@ -2,6 +2,7 @@ package pgstore_test
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -52,6 +53,64 @@ func TestStatementsThatWereDeallocatedArePreparedAnew(t *testing.T) {
 	}
 }
 
+// A pool may deallocate everything on a connection that is given back. That must
+// not have handlers run twice.
+func TestAPoolThatDeallocatesCostsNoAttempt(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	config, err := pgxpool.ParseConfig(db.With("pool_max_conns", "3").URL)
+	require.NoError(t, err)
+	config.AfterRelease = func(conn *pgx.Conn) bool { return conn.DeallocateAll(context.Background()) == nil }
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	defer pool.Close()
+	for name, newStore := range modes {
+		store := newStore(pool)
+		store.Logger = quiet
+		for i := range 5 {
+			handled, key := 0, fmt.Sprint(name, i)
+			rec, err := execute(t.Context(), store, request(key), func(ctx context.Context, op server.Operation) error {
+				handled++
+				if name == "transactional" {
+					return inTransaction(ctx, op)
+				}
+				return nil
+			})
+			require.NoError(t, err)
+			require.Equal(t, server.Completed, rec.Status)
+			require.Equal(t, 1, handled)
+		}
+		n, err := store.Cleanup(t.Context(), 10)
+		require.NoError(t, err)
+		require.Zero(t, n)
+	}
+}
+
+// A batch that begins a transaction would hand out one that commits the effects
+// without the answer.
+func TestABatchCannotBeginATransactionWithinTheOperations(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	w := newWire(t, db)
+	claim, ctx := begun(t, open(t, pgstore.Transactional, w.DB), request("key"))
+	tx := pgstore.Tx(ctx)
+	savepoint, err := tx.Begin(ctx)
+	require.NoError(t, err)
+	done(t, ctx, "key")
+	w.reset()
+	for _, tx := range []pgx.Tx{tx, savepoint} {
+		b := &pgx.Batch{}
+		b.BeginTx(pgx.TxOptions{})
+		results := tx.SendBatch(ctx, b)
+		require.ErrorContains(t, results.Close(), "within a transaction")
+		require.ErrorIs(t, results.Tx().Commit(ctx), pgx.ErrTxClosed)
+	}
+	require.Empty(t, w.seen())
+	require.NoError(t, savepoint.Commit(ctx))
+	require.NoError(t, claim.Lease.Release(t.Context(), nil))
+	require.Equal(t, 0, effects(t, db, "key"))
+}
+
 func TestATableThatWasAlteredIsReadOn(t *testing.T) {
 	t.Parallel()
 	db := newDB(t)
@@ -89,7 +148,14 @@ func (b *batchTracer) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx
 }
 
 func (b *batchTracer) TraceBatchQuery(_ context.Context, _ *pgx.Conn, data pgx.TraceBatchQueryData) {
-	b.note(strings.Fields(data.SQL)[0])
+	seen := strings.Fields(data.SQL)[0]
+	if data.Err != nil {
+		seen += " failed"
+	}
+	if time.Since(data.ReadStartTime) > time.Minute {
+		seen += " for an age"
+	}
+	b.note(seen)
 }
 
 func (b *batchTracer) TraceBatchEnd(ctx context.Context, _ *pgx.Conn, data pgx.TraceBatchEndData) {
@@ -125,6 +191,7 @@ func TestTracersOfThePoolSeeTheStatements(t *testing.T) {
 	require.NoError(t, err)
 	_, err = store.Claim(t.Context(), request("another key"))
 	require.Error(t, err)
+	require.Contains(t, tracer.seen, "INSERT failed")
 	require.Contains(t, tracer.seen, "failed: "+`ERROR: relation "idem_operations" does not exist (SQLSTATE 42P01)`)
 }
 
@@ -144,7 +211,11 @@ func TestLargeObjectsCommitWithTheAnswer(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, object.Close())
 	require.Equal(t, []string{"select lo_create($1)", "select lo_open($1,", "select lowrite($1,", "select lo_close($1)"}, w.seen())
+	tx := pgstore.Tx(ctx)
 	completed(t, claim, answer(201, "done"))
+	late := tx.LargeObjects()
+	_, err = late.Create(t.Context(), 0)
+	require.ErrorIs(t, err, pgx.ErrTxClosed)
 	require.Equal(t, "invoice", pgtest.Value[string](t, db, "SELECT convert_from(lo_get($1), 'UTF8')", oid))
 }
 

@@ -215,7 +215,7 @@ func transient(err error) bool {
 	case errors.Is(err, errRetry):
 		return true
 	case errors.As(err, &pgErr):
-		return isFatal(pgErr) || restartable(pgErr.Code) || isStale(err)
+		return isFatal(pgErr) || restartable(pgErr.Code)
 	case errors.As(err, &connect):
 		return false
 	default:
@@ -242,7 +242,7 @@ func explain(err error) error {
 	}
 	switch pgErr.Code {
 	case "26000", "42P05": // prepared statement missing, or there already
-		return fmt.Errorf("%w (%s)", err, poolerAdvice)
+		return fmt.Errorf("%w (unless something else deallocates statements: %s)", err, poolerAdvice)
 	case "42P01", "42703": // table or column missing
 		return fmt.Errorf("%w (run pgstore.Migrate)", err)
 	default:

@@ -180,7 +180,12 @@ func (t *tx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []strin
 	return n, err
 }
 
+var errBatchBegins = errors.New("pgstore: Batch.BeginTx cannot be used within a transaction")
+
 func (t *tx) SendBatch(ctx context.Context, b *pgx.Batch) (results pgx.BatchResults) {
+	if refused := pgx.FailedBatchResults(b, errBatchBegins); refused.Tx() != nil {
+		return refused
+	}
 	err := t.use(ctx, func() error {
 		results = t.conn.SendBatch(ctx, b)
 		return nil
@@ -192,18 +197,22 @@ func (t *tx) SendBatch(ctx context.Context, b *pgx.Batch) (results pgx.BatchResu
 }
 
 // LargeObjects returns the large objects of the transaction. They are not
-// guarded against use after the handler has returned.
+// guarded against use after the handler has returned, unless they were asked for
+// after it.
 func (t *tx) LargeObjects() pgx.LargeObjects {
 	b := &pgx.Batch{}
 	b.BeginTx(transaction)
-	if t.conn == nil {
-		return pgx.FailedBatchResults(b, ErrNoTx).Tx().LargeObjects()
-	}
-	// pgx has large objects only for a transaction that it begins. This one it
-	// does not, because the context of what would begin it is over.
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	return t.conn.SendBatch(ctx, b).Tx().LargeObjects()
+	results := pgx.FailedBatchResults(b, pgx.ErrTxClosed)
+	_ = t.use(context.Background(), func() error {
+		// pgx has large objects only for a transaction that it begins. This one it
+		// does not, because the context of what would begin it is over; a tracer
+		// of batches sees that it fails.
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		results = t.conn.SendBatch(ctx, b)
+		return nil
+	})
+	return results.Tx().LargeObjects()
 }
 
 func (t *tx) Prepare(ctx context.Context, name, sql string) (d *pgconn.StatementDescription, err error) {
